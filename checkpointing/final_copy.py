@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
-
-import torch
 
 from checkpointing.writing import CheckpointError, Contents, write_contents
 from ranks.collectives import on_rank_zero
@@ -15,7 +12,7 @@ from run_folder.final_copy import BEGUN, foreign_copy
 from utils.atomic_write import sync_folder
 
 
-def save_copy(folder: Path, tensors: Mapping[str, torch.Tensor], files: Mapping[str, bytes], *, full: bool) -> None:
+def save_copy(folder: Path, contents: Contents) -> None:
     """Write a checkpoint's files into this very folder, COMPLETE last. Every rank must call this.
 
     Raises:
@@ -39,7 +36,7 @@ def save_copy(folder: Path, tensors: Mapping[str, torch.Tensor], files: Mapping[
 
     try:
         on_rank_zero(begin)
-        written = write_contents(folder, Contents(tensors, full=full, rng=None, files=files))
+        written = write_contents(folder, contents)
         on_rank_zero(end)
     except (OSError, RuntimeError) as error:
         raise CheckpointError(str(error)) from error

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+from checkpointing.marks import foreign_file
 from checkpointing.state_json import StateError, read_state
 from ranks.agreement import named
 from ranks.collectives import gather_to_all, on_rank_zero
@@ -17,6 +18,7 @@ from run_folder.checkpoint_folder import COMPLETE, STREAM, damage, is_gathered, 
 from run_folder.other_runs import holder_of_gone, refuse_if_gone
 from run_folder.run_yaml import now
 from utils.errors import ConfigError
+from utils.small_files import read_bytes
 
 T = TypeVar("T")
 
@@ -47,7 +49,7 @@ class Checkpoint:
 
     def stream_state(self) -> bytes | None:
         """The run's place in its stream; None if it had none, or was of an earlier version."""
-        return (self.folder / STREAM).read_bytes() if STREAM in listed_files(self.folder) else None
+        return read_bytes(self.folder / STREAM, most_bytes=2**30) if STREAM in listed_files(self.folder) else None
 
     def summary(self, env: Environment) -> dict[str, Any]:
         """The entry of run.yaml about resuming from here."""
@@ -81,7 +83,9 @@ def open_checkpoint(folders: Sequence[Path], env: Environment, *, every_file: bo
                 values = on_one(partial(_values, folder))
             except ConfigError as error:
                 reason = str(error)
-            else:
+            if not reason and every_file:
+                reason = _foreign_file(folder, values, env, blind)
+            if not reason:
                 _check_seen(folder, blind)
                 if every_file:
                     print_rank_zero(env, *gone)
@@ -111,7 +115,7 @@ def _ranks_without(folder: Path) -> tuple[int, ...]:
     # Not whether the folder exists: each node's own disk may hold a folder of this name, from another run.
     own = b""
     with contextlib.suppress(OSError):
-        own = (folder / COMPLETE).read_bytes()
+        own = read_bytes(folder / COMPLETE)
     first = on_rank_zero(lambda: own)
     return tuple(rank for rank, sees in enumerate(gather_to_all(own == first)) if not sees)
 
@@ -135,10 +139,20 @@ def _damage_of_small_files(folder: Path) -> str:
 
 def _shared_damage(folder: Path, env: Environment, blind: tuple[int, ...]) -> str:
     """Like `damage`, but the files are split over the ranks that see them."""
+    return _first_reason(folder, env, blind, partial(damage, folder))
+
+
+def _foreign_file(folder: Path, values: dict[str, Any], env: Environment, blind: tuple[int, ...]) -> str:
+    """Like `foreign_file`, but the files are split over the ranks that see them."""
+    return _first_reason(folder, env, blind, partial(foreign_file, folder, values))
+
+
+def _first_reason(folder: Path, env: Environment, blind: tuple[int, ...], look: Callable[[list[str]], str]) -> str:
+    """The first rank's reason, on every rank. Each that sees the folder looks at some of its files."""
     reason, readers = "", [rank for rank in range(env.world_size) if rank not in blind]
     try:
         if env.rank in readers:
-            reason = damage(folder, sorted(listed_files(folder))[readers.index(env.rank) :: len(readers)])
+            reason = look(sorted(listed_files(folder))[readers.index(env.rank) :: len(readers)])
     except ValueError as error:
         reason = str(error)
     return next((found for found in gather_to_all(reason) if found), "")

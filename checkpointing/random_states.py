@@ -10,8 +10,11 @@ from typing import Any, NamedTuple
 
 import torch
 
+from checkpointing.marks import KEY
+from run_folder.checkpoint_folder import rng_file
 from utils.errors import ConfigError, in_one_line
 from utils.seeding import checked_rng_state
+from utils.small_files import parse_json, read_bytes
 
 
 class RngFile(NamedTuple):
@@ -21,13 +24,13 @@ class RngFile(NamedTuple):
     data: bytes
 
 
-def rng_file(rank: int) -> str:
-    return f"rng-{rank:05d}.json"
+def rng_bytes(state: Mapping[str, Any], mark: Mapping[str, Any]) -> bytes:
+    """The file of a result of `utils.seeding.rng_state`: tensors are lists of whole numbers.
 
-
-def rng_bytes(state: Mapping[str, Any]) -> bytes:
-    """The file of a result of `utils.seeding.rng_state`: tensors are lists of whole numbers."""
-    return json.dumps(state, default=torch.Tensor.tolist).encode()
+    Args:
+        mark: says which checkpoint the file belongs to (`checkpointing.marks`).
+    """
+    return json.dumps({KEY: mark, **state}, default=torch.Tensor.tolist).encode()
 
 
 def find_rng_file(folder: Path, rank: int) -> RngFile | None:
@@ -35,7 +38,7 @@ def find_rng_file(folder: Path, rank: int) -> RngFile | None:
     # .pt: of versions before safetensors.
     for path in (folder / rng_file(rank), folder / f"rng-{rank:05d}.pt"):
         if path.is_file():
-            return RngFile(path.name, path.read_bytes())
+            return RngFile(path.name, read_bytes(path))
     return None
 
 
@@ -55,11 +58,12 @@ def parse_rng_file(file: RngFile) -> dict[str, Any]:
 
 def _from_json(data: bytes) -> dict[str, Any]:
     try:
-        state = json.loads(data)
+        state = parse_json(data)
+        state.pop(KEY, None)
         tensors = {name: torch.tensor(state[name], dtype=torch.uint8) for name in ("torch", "cuda") if name in state}
         name, keys, *rest = state["numpy"]
         return state | tensors | {"numpy": [name, torch.tensor(keys, dtype=torch.int64), *rest]}
-    except (KeyError, TypeError, RuntimeError, OverflowError, RecursionError) as error:
+    except (KeyError, TypeError, AttributeError, RuntimeError, OverflowError) as error:
         raise ValueError(f"{type(error).__name__}: {error}") from error
 
 

@@ -26,7 +26,7 @@ from ranks.environment import Environment, print_rank_zero
 from reporting.metrics_file import keep_until
 from run_folder.checkpoint_folder import STATE
 from run_folder.other_runs import refuse_if_gone, run_folder_of
-from run_folder.run_yaml import read_run_yaml
+from run_folder.run_yaml import read_run_yaml, saved_in
 from utils.errors import ConfigError
 from utils.printing import print_line
 from utils.seeding import seed_everything, set_rng_state
@@ -89,10 +89,21 @@ def restore_results(checkpoint: Checkpoint, state: TrainState, folder: Path, num
                     print_line(f"resume: left out {plural(num_others, 'line')} of {source} without an event of a run")
         if not run_yaml["settings"]["train_config"]["save_model"]:
             return before.resolve() == folder.resolve()
-        saved = run_yaml.get("saved", {"step": 0, "folder": "."})
+        saved = saved_in(run_yaml)
+        if saved is None:
+            return state.best_step == 0
         return saved["step"] == state.best_step and (folder / saved["folder"]).is_dir()
 
-    if not on_rank_zero(on_rank):
+    def in_one_line() -> bool:
+        try:
+            return on_rank()
+        except OSError as error:
+            raise ConfigError(
+                f"--resume: {error.filename or folder} cannot be read or written ({error.strerror or error}); mend "
+                "that, and give the same command"
+            ) from error
+
+    if not on_rank_zero(in_one_line):
         state.forget_best()
 
 

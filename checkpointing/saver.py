@@ -18,6 +18,7 @@ from checkpointing.final_copy import save_copy
 from checkpointing.finding import Checkpoint
 from checkpointing.gathering import gather_to_host
 from checkpointing.host_copy import HostCopy
+from checkpointing.marks import FORMAT
 from checkpointing.save_plan import SavePlan
 from checkpointing.train_state import TrainState
 from checkpointing.trained import Trained, model_tensors
@@ -120,7 +121,7 @@ class CheckpointSaver:
         files = {STATE: self._state_json(state), **self.files}
         if (stream_state := self.stream_state()) is not None:
             files[STREAM] = stream_state
-        contents = Contents(tensors, full=self.plan.full, rng=rng_state(), files=files)
+        contents = Contents(state.step, tensors, full=self.plan.full, rng=rng_state(), files=files)
         folder, keep_last = step_folder(self.root, state.step), self.plan.keep_last
         write = partial(write_checkpoint, folder, contents, group=self.group, keep_last=keep_last, best=best)
         future: Future[tuple[int, float]] = self._thread.submit(_timed, write)
@@ -171,7 +172,8 @@ class CheckpointSaver:
         tensors |= self.trained.tensors() if has_optimizer else {}
         files = {STATE: self._state_json(state, has_optimizer=has_optimizer), **self.files}
         try:
-            save_copy(self.root, gather_to_host(tensors) if self.plan.full else tensors, files, full=self.plan.full)
+            tensors = gather_to_host(tensors) if self.plan.full else tensors
+            save_copy(self.root, Contents(state.step, tensors, full=self.plan.full, rng=None, files=files))
         except CheckpointError as error:
             self.say(f"copy of the final weights: {self.root} cannot be written: {error}")
             return False
@@ -206,6 +208,7 @@ class CheckpointSaver:
 
     def _state_json(self, state: TrainState, *, has_optimizer: bool = True) -> bytes:
         values = {
+            "format": FORMAT,
             "state": state.to_dict(),
             **self.trained.values(),
             "has_optimizer": has_optimizer,

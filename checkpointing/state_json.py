@@ -8,8 +8,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from checkpointing.marks import FORMAT
 from policies.loss_scaling import GROWTH_INTERVAL
 from run_folder.checkpoint_folder import STATE, is_step_folder, step_of
+from utils.small_files import read_json
 
 _MOST_STEPS = 10**9
 _MOST_RANKS = 2**20
@@ -34,7 +36,8 @@ def _count(most: int, least: int = 0) -> _Kind:
 
 
 def _is_number(value: Any) -> bool:
-    return type(value) in (int, float) and abs(value) < float("inf")  # false for NaN too
+    # Whole numbers of 400 digits are JSON, too, and no float can hold them.
+    return (type(value) is int and abs(value) < 2**63) or (type(value) is float and math.isfinite(value))
 
 
 def _or_null(kind: _Kind) -> _Kind:
@@ -88,6 +91,12 @@ SCHEMA: dict[tuple[str, ...], _Kind] = {
 """Every field that must be there, by its path."""
 
 MAY_BE_MISSING: dict[tuple[str, ...], _Kind] = {
+    ("format",): _Kind(f"{FORMAT}, or missing", lambda value: type(value) is int and value == FORMAT),  # see marks.py
+    # How many steps epochs have (`checkpointing.epochs`); earlier versions did not say it.
+    ("epochs",): _TABLE,
+    ("epochs", "first"): _count(_MOST_STEPS + 1, least=1),
+    ("epochs", "after_step"): _STEP,
+    ("epochs", "steps"): _count(_MOST_STEPS, least=1),
     ("state", "best_rouge"): _or_null(_NUMBER),  # earlier versions wrote none
     ("loss_scaler",): _or_null(_TABLE),  # earlier versions wrote none
     ("loss_scaler", "scale"): _Kind("a finite number, 1 or more", lambda value: _is_number(value) and value >= 1),
@@ -101,7 +110,7 @@ MAY_BE_MISSING: dict[tuple[str, ...], _Kind] = {
 
 WHOLE: dict[tuple[str, ...], set[str]] = {
     path: {name for *above, name in MAY_BE_MISSING if tuple(above) == path}
-    for path in (("loss_scaler",), ("began_with",))
+    for path in (("loss_scaler",), ("began_with",), ("epochs",))
 }
 """Tables that hold these names and no others, if they are there."""
 
@@ -113,8 +122,8 @@ def read_state(folder: Path) -> dict[str, Any]:
         StateError: if a field is missing, or is not what a run writes.
     """
     try:
-        values = json.loads((folder / STATE).read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
+        values = read_json(folder / STATE)
+    except (OSError, ValueError) as error:
         raise StateError(f"{STATE} cannot be read ({type(error).__name__})") from error
     check_state(values)
     step = values["state"]["step"]
@@ -170,6 +179,12 @@ def _check_relations(values: Mapping[str, Any]) -> None:
             values["scheduler"]["last_epoch"] == step
         ),
     }
+    if epochs := values.get("epochs"):
+        steps = epochs["steps"]
+        begun = epochs["after_step"] + (epoch - epochs["first"]) * steps
+        place = f"state.step is {step}, state.epoch {epoch} and state.step_of_epoch {of_epoch}"
+        is_there = epoch >= epochs["first"] and step == begun + of_epoch
+        relations[f"{place}, with {steps} steps in an epoch"] = is_there
     for said, holds in relations.items():
         if not holds:
             raise StateError(f"{STATE}: {said}, which cannot both be")

@@ -77,13 +77,18 @@ def _copy_number(tensor: torch.Tensor) -> tuple[int, int]:
     return number, num_copies
 
 
-def write_tensors(path: Path, parts: Mapping[str, Part]) -> FileEntry:
-    """Write a file that is on the disk when this returns; one tensor at a time is copied from a GPU."""
+def write_tensors(path: Path, parts: Mapping[str, Part], metadata: Mapping[str, str] | None = None) -> FileEntry:
+    """Write a file that is on the disk when this returns; one tensor at a time is copied from a GPU.
+
+    Args:
+        metadata: further entries of its header.
+    """
     entries = ordered({name: Entry(tuple(part.values.shape), part.values.dtype) for name, part in parts.items()})
     places = {name: {"saved_offsets": parts[name].offset, "shape": parts[name].whole} for name in entries}
     found = RunningChecksum()
     with open(path, "wb", buffering=0) as file:
-        start = header(entries, {"DCP_VERSION": "1.0", _PLACES: json.dumps(places, separators=(",", ":"))})
+        own = {"DCP_VERSION": "1.0", _PLACES: json.dumps(places, separators=(",", ":"))}
+        start = header(entries, own | dict(metadata or {}))
         write_all(file, memoryview(start), found.add)
         for name in entries:
             write_all(file, bytes_of(parts[name].values.cpu()), found.add)
@@ -110,7 +115,8 @@ class TensorFiles:
         for path in paths:
             self._add(path)
         for name, parts in self._parts.items():
-            if sum(math.prod(part.shape) for part in parts) != math.prod(self.kinds[name].shape):
+            is_doubled = len({part.offset for part in parts}) < len(parts)
+            if is_doubled or sum(math.prod(part.shape) for part in parts) != math.prod(self.kinds[name].shape):
                 raise ConfigError(f"the parts of {name} do not make up the whole; copy the whole checkpoint again")
 
     def _add(self, path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from collections.abc import Mapping
@@ -12,16 +13,19 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from checkpointing.random_states import rng_bytes, rng_file
+from checkpointing.marks import KEY, Mark
+from checkpointing.random_states import rng_bytes
 from checkpointing.tensor_files import parts_to_write, whole_tensors, write_tensors
 from ranks.collectives import gather_to_all, on_rank_zero
 from run_folder.checkpoint_folder import (
     BEST,
     FULL_FILE,
     FileEntry,
+    checksum_of,
     keep_only,
     point_to,
     publish,
+    rng_file,
     shard_file,
     temporary_folder,
     write_synced,
@@ -38,6 +42,7 @@ class CheckpointError(Exception):
 class Contents:
     """One rank's part of a checkpoint."""
 
+    step: int
     tensors: Mapping[str, torch.Tensor]  # sharded as in the model; if `full`, whole on rank 0
     full: bool  # one file, written by rank 0
     rng: Mapping[str, Any] | None  # states of this rank's generators
@@ -88,10 +93,12 @@ def write_contents(folder: Path, contents: Contents, *, group: dist.ProcessGroup
         raise CheckpointError(
             f"{folder.parent} is not the same folder on all nodes; it must be on a shared file system"
         )
-    rng_files = _rng_files(contents, group)
+    small = {name: checksum_of(data) for name, data in contents.files.items()}
+    mark = on_rank_zero(lambda: Mark.of(contents.step, small), group)
+    rng_files = _rng_files(contents, mark, group)
     failure, written = None, {}
     try:
-        written = _write_own(folder, contents, rng_files)
+        written = _write_own(folder, contents, mark, rng_files)
     except Exception as error:  # told to all ranks below: one that raised here would leave the others waiting
         failure = f"rank {dist.get_rank()}: {error}"
     of_ranks = gather_to_all((written, failure), group)
@@ -101,32 +108,38 @@ def write_contents(folder: Path, contents: Contents, *, group: dist.ProcessGroup
     return {name: file for files, _ in of_ranks for name, file in files.items()}
 
 
-def _rng_files(contents: Contents, group: dist.ProcessGroup | None) -> dict[str, bytes]:
+def _rng_files(contents: Contents, mark: Mark, group: dist.ProcessGroup | None) -> dict[str, bytes]:
     """The files of random states that this rank writes: its own; of a full checkpoint rank 0 writes those of all."""
     if contents.rng is None:
         return {}
-    rank, data = dist.get_rank(), rng_bytes(contents.rng)
+    rank = dist.get_rank()
+    data = rng_bytes(contents.rng, mark.as_json(rng_file(rank)))
     if not contents.full:
         return {rng_file(rank): data}
     of_ranks = gather_to_all(data, group)
     return {rng_file(other): data for other, data in enumerate(of_ranks)} if rank == 0 else {}
 
 
-def _write_own(folder: Path, contents: Contents, rng_files: Mapping[str, bytes]) -> dict[str, FileEntry]:
+def _write_own(folder: Path, contents: Contents, mark: Mark, rng_files: Mapping[str, bytes]) -> dict[str, FileEntry]:
     """Write this rank's files; rank 0 writes the small ones that all share, and a full checkpoint."""
     written = {name: write_synced(folder / name, data) for name, data in rng_files.items()}
     rank = dist.get_rank()
     if not contents.full:
-        parts = parts_to_write(contents.tensors)
-        written[shard_file(rank)] = write_tensors(folder / shard_file(rank), parts)
+        parts, name = parts_to_write(contents.tensors), shard_file(rank)
+        written[name] = write_tensors(folder / name, parts, _header(mark, name))
     if rank != 0:
         return written
     if contents.full:
-        written[FULL_FILE] = write_tensors(folder / FULL_FILE, whole_tensors(contents.tensors))
+        parts = whole_tensors(contents.tensors)
+        written[FULL_FILE] = write_tensors(folder / FULL_FILE, parts, _header(mark, FULL_FILE))
     for name, data in contents.files.items():
         (folder / name).parent.mkdir(exist_ok=True)
         written[name] = write_synced(folder / name, data)
     return written
+
+
+def _header(mark: Mark, name: str) -> dict[str, str]:
+    return {KEY: json.dumps(mark.as_json(name))}
 
 
 def num_bytes(tensors: Mapping[str, torch.Tensor]) -> int:

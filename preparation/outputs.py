@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
+from checkpointing.epochs import epochs_of
 from checkpointing.finding import Checkpoint
 from checkpointing.save_plan import SavePlan
 from checkpointing.saver import CheckpointSaver
@@ -136,6 +137,7 @@ def open_saver(
     root: Path,
     reporter: RunReporter,
     *,
+    checkpoint: Checkpoint | None,
     model_identity: Mapping[str, Any],
     files: Mapping[str, bytes],
 ) -> CheckpointSaver:
@@ -143,10 +145,13 @@ def open_saver(
 
     Args:
         root: the folder of the checkpoints.
+        checkpoint: the one that the run goes on from.
         model_identity: facts of the model that a resumed run must have in common with this one.
         files: small ones that every checkpoint carries.
     """
     config, loader = inputs.resolved.config, parts.loaders.train
+    is_stream = isinstance(loader, StreamLoader)  # one epoch, whose steps --max_train_step may change
+    before = None if checkpoint is None or is_stream else checkpoint.values
     return CheckpointSaver(
         parts.trainable,
         save_plan,
@@ -155,6 +160,7 @@ def open_saver(
             "settings": config.to_dict(),
             "global_batch_size": inputs.resolved.batches.global_batch_size,
             "num_steps": inputs.num_steps,
+            "epochs": epochs_of(before, len(loader)),
             "began_with": inputs.resolved.began_with._asdict(),
             **inputs.identity(),
             **model_identity,

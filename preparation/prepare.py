@@ -111,7 +111,9 @@ def prepare(config: RunConfig, env: Environment, watchdog: Watchdog, lock: RunLo
         write_plan(folder, plan.values)
         show_start(config, env, record, folder)
     reporter = open_reporter(inputs, parts.trainable, record, env, folder, screen, after_step=state.step)
-    saver = open_saver(inputs, parts, save_plan, root, reporter, model_identity=model_identity, files=files)
+    saver = open_saver(
+        *(inputs, parts, save_plan, root, reporter), checkpoint=checkpoint, model_identity=model_identity, files=files
+    )
     watchdog.leave_out(saver.group)  # its thread's collectives tell nothing of the main thread
     saver.begin(checkpoint)
     reporter.run_started(record.start, seconds_before=state.seconds)

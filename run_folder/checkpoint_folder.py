@@ -23,6 +23,7 @@ from typing import Any
 
 from utils.atomic_write import sync_folder, write_atomically
 from utils.inside import is_inside
+from utils.small_files import open_regular, read_json, read_text
 
 COMPLETE, LATEST, BEST, STATE = "COMPLETE", "latest", "best", "state.json"
 FULL_FILE = "state.safetensors"  # all tensors in one file, if --checkpoint_type asks for it
@@ -32,6 +33,7 @@ STREAM = "stream.json"  # where a streamed run was in its data (`data.streaming.
 _INCOMPLETE, _GIVEN_UP = ".incomplete", ".given-up"
 _STEP = re.compile(r"step-(\d{8,})")
 _TEMPORARY = re.compile(rf"{_STEP.pattern}({re.escape(_INCOMPLETE)}|{re.escape(_GIVEN_UP)})")
+_RANK_FILE = re.compile(r"rank-\d{5,}\.safetensors|rng-\d{5,}\.json")
 _POINTER = re.compile(rf"\0*|{_STEP.pattern}\n?")  # zeros: what a power failure may leave
 
 FileEntry = dict[str, Any]  # {"bytes": int, "crc32": "8 hex digits"}, as COMPLETE lists a file
@@ -40,6 +42,16 @@ FileEntry = dict[str, Any]  # {"bytes": int, "crc32": "8 hex digits"}, as COMPLE
 def shard_file(rank: int) -> str:
     """The file of a rank's tensors."""
     return f"rank-{rank:05d}.safetensors"
+
+
+def rng_file(rank: int) -> str:
+    """The file of a rank's random states."""
+    return f"rng-{rank:05d}.json"
+
+
+def is_rank_file(name: str) -> bool:
+    """Whether a file of a checkpoint has tensors or random states; the others are small, and rank 0 writes them."""
+    return name == FULL_FILE or _RANK_FILE.fullmatch(name) is not None
 
 
 def tensor_files(folder: Path) -> list[Path]:
@@ -127,8 +139,8 @@ def _has_marker(folder: Path) -> bool:
     """Whether the folder holds a COMPLETE or a state.json that this program wrote; one of the two may be damaged."""
     with contextlib.suppress(ValueError):
         return bool(listed_files(folder))
-    with contextlib.suppress(OSError, ValueError, RecursionError):
-        state = json.loads((folder / STATE).read_bytes())
+    with contextlib.suppress(OSError, ValueError):
+        state = read_json(folder / STATE)
         return isinstance(state, dict) and {"state", "settings"} <= state.keys()
     return False
 
@@ -165,10 +177,17 @@ def write_synced(path: Path, data: bytes) -> FileEntry:
     return found.entry()
 
 
+def checksum_of(data: bytes) -> FileEntry:
+    """Size and CRC-32 of a file with these contents."""
+    found = RunningChecksum()
+    found.add(data)
+    return found.entry()
+
+
 def checksum(path: Path, advance: Callable[[int], object] = lambda num_bytes: None) -> FileEntry:
     """Size and CRC-32 of a file, read in blocks; `advance` is called with the bytes of each."""
     found = RunningChecksum()
-    with open(path, "rb", buffering=0) as file:
+    with open_regular(path) as file:
         while block := file.read(2**22):
             found.add(block)
             advance(len(block))
@@ -205,8 +224,8 @@ def point_to(folder: Path, name: str) -> None:
 
 def pointed_to(root: Path, name: str) -> str | None:
     """The name of the checkpoint that `latest` or `best` names."""
-    with contextlib.suppress(OSError):
-        return (root / name).read_text().strip()
+    with contextlib.suppress(OSError, ValueError):
+        return read_text(root / name).strip()
     return None
 
 
@@ -275,9 +294,9 @@ def listed_files(folder: Path) -> dict[str, FileEntry]:
         ValueError: if it cannot be read.
     """
     try:
-        files = json.loads((folder / COMPLETE).read_bytes())["files"]
+        files = read_json(folder / COMPLETE)["files"]
         listed = {str(name): {"bytes": int(file["bytes"]), "crc32": str(file["crc32"])} for name, file in files.items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         raise ValueError(f"{COMPLETE} cannot be read ({type(error).__name__})") from error
     for name in listed:
         if not is_inside(folder, name):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import random
 from typing import Any, cast
@@ -53,6 +54,8 @@ def checked_rng_state(state: dict[str, Any]) -> dict[str, Any]:
         version, numbers, gauss = state["python"]
         random.Random().setstate((version, tuple(numbers), gauss))
         name, keys, position, has_gauss, cached = state["numpy"]
+        if not (gauss is None or (type(gauss) is float and math.isfinite(gauss))) or not math.isfinite(cached):
+            raise ValueError("a number that was drawn ahead is none")
         if not (keys.dtype == torch.int64 and keys.shape == (624,) and keys.min() >= 0 and keys.max() < 2**32):
             raise ValueError("numpy's numbers are none")
         if not (type(position) is int and 0 <= position <= 624 and has_gauss in (0, 1)):

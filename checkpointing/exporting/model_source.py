@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,8 @@ import yaml
 from transformers.utils import GENERATION_CONFIG_NAME
 
 from checkpointing.exporting.stored_tensors import CheckpointTensors, StoredTensors
+from checkpointing.marks import foreign_file
+from checkpointing.state_json import check_state
 from policies.adapters.kinds import OWN_NAMES
 from policies.weights.stored import SafetensorsTensors, weight_files
 from run_folder.checkpoint_folder import (
@@ -28,6 +29,7 @@ from run_folder.checkpoint_folder import (
 from run_folder.checkpoint_folder import HUGGINGFACE as SETTINGS
 from run_folder.other_runs import checkpoint_root_of
 from utils.errors import ConfigError, in_one_line
+from utils.small_files import parse_yaml, read_json, read_text
 
 
 @dataclass(frozen=True)
@@ -178,22 +180,36 @@ def _check_sizes(folder: Path) -> dict[Path, str]:
     """Check the files' sizes. Returns their CRC-32 by COMPLETE; none without COMPLETE, as in llama-recipes' folders."""
     if not (folder / COMPLETE).is_file():
         return {}
-    if reason := damage(folder, names=[]):
+    if reason := damage(folder, names=[]) or _foreign_file(folder):
         raise ConfigError(f"{folder} is damaged: {reason}; copy the whole folder again, or take an older checkpoint")
     return {folder / name: file["crc32"] for name, file in listed_files(folder).items()}
+
+
+def _foreign_file(folder: Path) -> str:
+    """A clause on a file that is of another checkpoint. Earlier versions' files do not say which they are of."""
+    try:
+        values = read_json(folder / STATE)
+        if not isinstance(values, dict) or "format" not in values:
+            return ""
+        check_state(values)
+        return foreign_file(folder, values, listed_files(folder))
+    except OSError:
+        return ""  # a copy may hold the weights alone
+    except ValueError as error:
+        return str(error)
 
 
 def _model_name(folder: Path) -> str | None:
     """The model that training started from, by our state.json or by llama-recipes' train_params.yaml."""
     try:
         if (folder / STATE).is_file():
-            name = json.loads((folder / STATE).read_text())["settings"]["train_config"]["model_name"]
+            name = read_json(folder / STATE)["settings"]["train_config"]["model_name"]
             if not isinstance(name, str):
                 raise TypeError("model_name is no text")
             return name
         if (folder / "train_params.yaml").is_file():
-            return str(yaml.safe_load((folder / "train_params.yaml").read_text())["model_name"])
-    except (ValueError, KeyError, TypeError, RecursionError, yaml.YAMLError) as error:
+            return str(parse_yaml(read_text(folder / "train_params.yaml"), yaml.SafeLoader)["model_name"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(
             f"{folder}: {STATE} or train_params.yaml does not say which model this is of "
             f"({type(error).__name__}: {error}); give it with --base"
@@ -218,9 +234,9 @@ def _adapter(folder: Path, base: str | None) -> ModelSource:
 def _base_of(adapter: Path) -> str | None:
     """The base model that an adapter's folder names."""
     try:
-        name = json.loads((adapter / "adapter_config.json").read_text()).get("base_model_name_or_path")
+        name = read_json(adapter / "adapter_config.json").get("base_model_name_or_path")
         if name is not None and not isinstance(name, str):
             raise ValueError("base_model_name_or_path is no text")
         return name
-    except (OSError, ValueError, AttributeError, RecursionError) as error:
+    except (OSError, ValueError, AttributeError) as error:
         raise ConfigError(f"{adapter}/adapter_config.json cannot be read ({error}); copy the folder again") from error

@@ -56,6 +56,7 @@ def write_as_before(folder: str) -> None:
         for new in (*tensor_files(path), *path.glob("rng-*.json")):
             new.unlink()
         values = json.loads((path / "state.json").read_text())
+        del values["format"], values["epochs"]
         values["scheduler"] = {**OLD_SCHEDULER, "last_epoch": values["state"]["step"]}
         (path / "state.json").write_text(json.dumps(values))
         complete(path)
