@@ -9,10 +9,9 @@ from configs.datasets import CustomDataset, split_paths
 from configs.formats import DATASETS
 from configs.run import SETTINGS, RunConfig
 from utils.errors import ConfigError
+from utils.urls import is_url
 
 _CUSTOM_FILE = re.compile(r"[^:]+\.py(:[^\W\d]\w*)?")
-
-_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 
 
 def check_data(config: RunConfig) -> None:
@@ -60,7 +59,7 @@ def _check_datasets(config: RunConfig) -> None:
                 raise ConfigError(
                     f"--{name}.{field}: {split!r} names no split; give one like train, whose files are train.*"
                 )
-        if (name != "custom_dataset" or config.custom_dataset.file is None) and _URL.match(place.data_path or ""):
+        if (name != "custom_dataset" or config.custom_dataset.file is None) and is_url(place.data_path or ""):
             raise ConfigError(
                 f"--{name}.data_path: {place.data_path} is a URL, and only files and datasets on the hub are read; "
                 "download it and give the file, or give OWNER/NAME"

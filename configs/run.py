@@ -14,6 +14,7 @@ from configs.quantization import QuantizationConfig
 from configs.setting import Setting, settings_of
 from configs.tracking import TrackingConfig
 from configs.training import TrainConfig
+from utils.urls import without_secrets
 
 
 @dataclass(frozen=True)
@@ -97,11 +98,17 @@ class RunConfig:
         return any(self.datasets[name].streaming for name in self.train_config.datasets if name in DATASETS)
 
     def to_dict(self) -> dict[str, dict[str, Any]]:
-        """All settings by section and name, in plain types, as in run.yaml."""
+        """All settings by section and name, in plain types, as in run.yaml: without the secrets of URLs."""
         return {
-            section: {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(self.section(section)).items()}
+            section: {name: _plain(value) for name, value in asdict(self.section(section)).items()}
             for section in SECTIONS
         }
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return [_plain(part) for part in value]
+    return without_secrets(value) if isinstance(value, str) else value
 
 
 _TYPES = get_type_hints(RunConfig)

@@ -9,6 +9,7 @@ from configs.optimizers import OPTIMIZERS, SETTINGS_OF_SOME, optimizers_with
 from configs.peft import ALL_LINEAR
 from configs.run import SETTINGS, RunConfig
 from utils.errors import ConfigError
+from utils.urls import refuse_url
 
 # Values allowed without --enable_fsdp, because such a run acts by them anyway.
 _HOLDS_WITHOUT_FSDP: dict[str, tuple[Any, ...]] = {
@@ -38,6 +39,7 @@ def validate(config: RunConfig) -> None:
     check_data(config)
     _check_evaluation_and_results(config)
     _check_generation(config)
+    _check_places(config)
     _check_recording(config)
     _check_planning(config)
 
@@ -279,6 +281,15 @@ def _check_generation(config: RunConfig) -> None:
             raise ConfigError(f"--{field}: nothing is generated without --eval_generate; add it, or leave this out")
     if train.best_metric != "eval_loss":
         raise ConfigError(f"--best_metric: {train.best_metric} needs --eval_generate; add it, or leave this out")
+
+
+def _check_places(config: RunConfig) -> None:
+    """Refuse URLs as folders that are written. A local folder of that name is not what was meant."""
+    train = config.train_config
+    refuse_url("--output_dir", train.output_dir or "")
+    refuse_url("--dist_checkpoint_root_folder", train.dist_checkpoint_root_folder or "")
+    refuse_url("--dist_checkpoint_folder", train.dist_checkpoint_folder)
+    refuse_url("--profiler_dir", config.tracking_config.profiler_dir or "")
 
 
 def _check_recording(config: RunConfig) -> None:

@@ -24,6 +24,7 @@ from utils.device import DeviceFacts, facts_of
 from utils.errors import ConfigError
 from utils.printing import printable
 from utils.processes import machine, started_at
+from utils.urls import without_secrets
 
 if TYPE_CHECKING:
     import torch
@@ -181,7 +182,7 @@ def launch_command(env: Environment, script: str, flags: Sequence[str]) -> str:
     launcher = ["python"]
     if env.launched:
         launcher = _words_of_launcher(flags) or _like_torchrun(env)
-    return shlex.join([*launcher, script, *flags])
+    return shlex.join(without_secrets(word) for word in [*launcher, script, *flags])
 
 
 def _words_of_launcher(flags: Sequence[str]) -> list[str]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 import time
 from datetime import timedelta
+from ipaddress import ip_address
 
 import torch.distributed as dist
 
@@ -41,7 +43,14 @@ def _open_store(env: Environment) -> dist.TCPStore:
     address, port = _checked_place(env)
     try:
         # Short, since it connects to itself alone.
-        store = dist.TCPStore(address, port, is_master=True, timeout=timedelta(seconds=30), wait_for_workers=False)
+        store = dist.TCPStore(
+            address,
+            port,
+            is_master=True,
+            timeout=timedelta(seconds=30),
+            wait_for_workers=False,
+            master_listen_fd=_loopback_listener(address, port),
+        )
     except (dist.DistNetworkError, dist.DistStoreError) as error:
         if "EADDRINUSE" in str(error):
             raise ConfigError(
@@ -54,6 +63,22 @@ def _open_store(env: Environment) -> dist.TCPStore:
         ) from error
     store.set("world_size", str(env.world_size))
     return store
+
+
+def _loopback_listener(address: str, port: int) -> int | None:
+    """A socket that listens on this machine's loopback alone; None if other machines may have to reach the address.
+
+    torch itself listens on all interfaces, whatever the address: anybody who reaches the machine could write there.
+    """
+    found = {(family, place[0]) for family, *_, place in socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)}
+    if not all(ip_address(host).is_loopback for _, host in found):
+        return None
+    family, host = sorted(found)[0]  # IPv4 first, which torch's clients try, too
+    try:
+        listener = socket.create_server((str(host), port), family=family, backlog=4096)
+    except OSError as error:
+        raise dist.DistNetworkError(errno.errorcode.get(error.errno or 0, str(error))) from error
+    return listener.detach()
 
 
 def new_client(env: Environment, start_seconds: float = START_SECONDS) -> dist.TCPStore:

@@ -39,6 +39,7 @@ from tools.model_class import model_class
 from utils.compat import return_freed_tensors
 from utils.printing import print_line
 from utils.units import readable
+from utils.urls import refuse_url
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
@@ -98,9 +99,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     quiet_tool()
     return_freed_tensors()
     dtype, to = DTYPES[given.dtype] if given.dtype else None, given.to.expanduser()
-    return status_of(
-        lambda: export(given.path, to, merge=given.merge, dtype=dtype, verify=given.verify, base=given.base)
-    )
+
+    def work() -> None:
+        refuse_url("--to", str(to))
+        export(given.path, to, merge=given.merge, dtype=dtype, verify=given.verify, base=given.base)
+
+    return status_of(work)
 
 
 if __name__ == "__main__":

@@ -26,6 +26,7 @@ from supervision.exit_status import FAILED, REFUSED
 from utils.errors import ConfigError, in_one_line
 from utils.printing import print_line
 from utils.streams import keep_standard_streams
+from utils.urls import refuse_url
 from utils.wording import plural
 
 if __name__ == "__main__":
@@ -51,6 +52,8 @@ def check(given: argparse.Namespace) -> None:
         raise ConfigError("--out: --watch writes no file; leave one of them out")
     if len({run.absolute() for run in given.runs}) < len(given.runs):
         raise ConfigError("RUN: a run is given twice; give each once")
+    if given.out is not None:
+        refuse_url("--out", str(given.out))
     if given.out is not None and not given.out.parent.is_dir():
         raise ConfigError(f"--out: there is no folder {given.out.parent}; make it, or give another file")
     for run in given.runs:

@@ -5,13 +5,16 @@ from __future__ import annotations
 import re
 import sys
 
+from utils.urls import without_secrets
+
 # Control characters except line feed and tab; line separators; marks that change the direction of text; surrogates.
 _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 def printable(text: str) -> str:
-    r"""The text with its control characters shown, such as \x1b. A terminal would obey them."""
-    return _CONTROLS.sub(lambda found: found.group().encode("unicode_escape").decode(), text)
+    r"""The text with control characters shown, such as \x1b, which a terminal obeys, and secrets in URLs masked."""
+    shown = _CONTROLS.sub(lambda found: found.group().encode("unicode_escape").decode(), text)
+    return without_secrets(shown)
 
 
 def print_line(text: str, *, to_stderr: bool = False) -> None:

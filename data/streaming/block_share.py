@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from hashlib import sha256
 from itertools import islice
 from pathlib import Path
 from typing import TypeVar
@@ -23,6 +24,7 @@ from data.sequences.tokenized import Sequences
 from ranks.collectives import gather_to_all
 from ranks.environment import Environment
 from utils.errors import ConfigError
+from utils.processes import machine
 
 T = TypeVar("T")
 
@@ -102,7 +104,7 @@ def open_share(env: Environment) -> BlockShare | None:
     if env.local_rank == 0 and env.local_world_size > 1:
         _remove_left_over()
         with suppress(OSError):
-            own = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-"))
+            own = Path(tempfile.mkdtemp(prefix=f"{_prefix()}{os.getpid()}-"))
             for place in range(env.local_world_size):
                 (own / str(place)).mkdir()
     folder = gather_to_all(own)[env.rank - env.local_rank]
@@ -112,9 +114,15 @@ def open_share(env: Environment) -> BlockShare | None:
     return BlockShare(folder, env.local_rank, env.local_world_size)
 
 
+def _prefix() -> str:
+    """Begins the names of the folders whose processes this one can see. Other containers may share the folder for
+    temporary files, with process numbers of their own."""
+    return f"{_PREFIX}{sha256(machine().encode()).hexdigest()[:16]}-"
+
+
 def _remove_left_over() -> None:
-    """Remove the folders of runs that were killed."""
-    for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*-*"):
+    """Remove the folders of runs that were killed, on this machine since its last boot and in this container."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{_prefix()}*-*"):
         with suppress(ValueError, OSError):
-            if not Path(f"/proc/{int(folder.name.removeprefix(_PREFIX).split('-')[0])}").exists():
+            if not Path(f"/proc/{int(folder.name.removeprefix(_prefix()).split('-')[0])}").exists():
                 shutil.rmtree(folder, ignore_errors=True)
