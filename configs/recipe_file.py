@@ -8,7 +8,9 @@ import yaml
 from configs.names import find
 from configs.run import SECTIONS
 from utils.errors import ConfigError
+from utils.small_files import read_text
 
+_MOST_BYTES = 2**20
 Raw = str | list[str]
 
 
@@ -22,7 +24,7 @@ def read_recipe(path: str) -> list[tuple[str, Raw]]:
     """
     try:
         # Composed, not loaded: a dict would keep the last of two equal names, and both must be seen to refuse them.
-        root = yaml.compose(Path(path).expanduser().read_text(encoding="utf-8"), Loader=yaml.BaseLoader)
+        root = yaml.compose(read_text(Path(path).expanduser(), most_bytes=_MOST_BYTES), Loader=yaml.BaseLoader)
     except OSError as error:
         raise ConfigError(f"--config: cannot read {path}: {error.strerror}; give the path of a YAML file") from error
     except ValueError as error:  # not UTF-8, or a NUL in the path

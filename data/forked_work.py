@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import multiprocessing
 import os
 import sys
@@ -72,7 +71,6 @@ def _serve(connection: Connection, function: Callable[[Any], Any]) -> None:
     """Send a list of the one result for each item that comes; None if the function fails."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # its threads are not in this process, and others use the cores
     watch_parent(0)
-    gc.freeze()  # what the parent has made is not looked through again, and its pages stay shared
     while True:
         item = connection.recv()
         try:

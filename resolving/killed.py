@@ -9,6 +9,7 @@ from reporting.events import Event, events_in, number
 from run_folder.run_yaml import NAME, read_run_yaml
 from utils.host_memory import HostMemory, killed_since
 from utils.processes import machine
+from utils.small_files import open_regular
 
 
 def how_it_was_killed(folder: Path) -> list[str]:
@@ -34,14 +35,16 @@ def how_it_was_killed(folder: Path) -> list[str]:
 def _memory_of(run: dict[str, Any]) -> HostMemory | None:
     """Host memory at the session's begin, by run.yaml."""
     try:
-        return HostMemory(**run["host_memory"])
+        memory = HostMemory(**run["host_memory"])
     except (KeyError, TypeError):
         return None
+    return memory if type(memory.num_kills) is int else None
 
 
 def _events(file: Path) -> list[Event]:
     """The events of metrics.jsonl, as far as it can be read."""
     try:
-        return events_in(file.read_bytes().splitlines())
+        with open_regular(file) as lines:
+            return events_in(lines)
     except OSError:
         return []

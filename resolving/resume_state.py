@@ -18,6 +18,7 @@ from run_folder.other_runs import run_folder_of
 from run_folder.resuming import settle_resume
 from run_folder.run_folder import RunFolder
 from run_folder.run_yaml import first_date
+from utils.errors import ConfigError
 
 _SETTLED = ("resume", "overwrite", "output_dir", "template_date")
 
@@ -78,6 +79,16 @@ def look(config: RunConfig, env: Environment) -> ResumeState:
     Raises:
         ConfigError: if the run is refused the machine or the folders.
     """
+    try:
+        return _look(config, env)
+    except OSError as error:  # a file server that fails, or a pipe in a file's place
+        place = error.filename or config.train_config.output_dir or "the run's folder"
+        raise ConfigError(
+            f"--output_dir: {place} cannot be read ({error.strerror or error}); mend it, or give another folder"
+        ) from error
+
+
+def _look(config: RunConfig, env: Environment) -> ResumeState:
     config = settle_resume(config, env)
     check_environment(config, env)
     folder = RunFolder.plan(config, env)

@@ -17,6 +17,7 @@ CHECKPOINTS = "checkpoints"
 OOM = "oom.json"  # the account of a session whose memory ran out; the next one deletes it
 REPLACED = (NAME, PLAN, "metrics.jsonl", "samples.jsonl", "metrics_data.json", REPORT, "model", "adapter", OOM)
 """Entries that a resumed run replaces as a whole. It only adds to the others."""
+FILES = tuple(name for name in REPLACED if name not in ("model", "adapter"))
 RUN_ENTRIES = (*REPLACED, CHECKPOINTS, "tensorboard", "traces", "wandb", "profiler")
 
 

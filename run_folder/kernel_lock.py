@@ -13,6 +13,8 @@ from pathlib import Path
 
 import psutil
 
+from utils.small_files import open_regular
+
 _STRUCT_FLOCK = struct.Struct("hhqqi4x")  # of fcntl(2) on 64-bit Linux: type, whence, start, length, process
 _LOCAL_DISKS = {"bcachefs", "btrfs", "ext2", "ext3", "ext4", "f2fs", "jfs", "overlay", "tmpfs", "xfs", "zfs"}
 
@@ -50,7 +52,7 @@ def is_locked(path: Path) -> bool:
         return False
     wanted = _STRUCT_FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
     try:
-        with open(path, "rb") as file:
+        with open_regular(path) as file:
             found: tuple[int, ...] = _STRUCT_FLOCK.unpack(fcntl.fcntl(file, fcntl.F_OFD_GETLK, wanted))
     except OSError:
         return False

@@ -63,6 +63,7 @@ class RunLock:
         self._gone: set[Path] = set()  # lock files whose folders were missed and are not back
         self._token = uuid4().hex
         self._ended = threading.Event()
+        self._busy = threading.RLock()  # held by whoever looks at the files
         self._beat: threading.Thread | None = None
 
     def take(self, flag: str, folder: Path) -> None:
@@ -88,17 +89,21 @@ class RunLock:
             # A forked data worker must neither keep the lock of a killed run nor delete that of a living one.
             os.register_at_fork(after_in_child=self._forget)
         self.held.append(path)
-        if path not in self._locked and self._beat is None:
+        if self._beat is None:
             self._beat = threading.Thread(target=self._touch_all, daemon=True, name="run lock")
             self._beat.start()
 
     def release(self) -> None:
         """Give the folders back. May be called again, and from any thread."""
         self._ended.set()
+        # The thread must make no file anew after this. It may wait for a file server that is gone.
+        has_lock = self._busy.acquire(timeout=1)
         for path in self.held:
             with contextlib.suppress(OSError):
                 if self._is_ours(path):
                     path.unlink()
+        if has_lock:
+            self._busy.release()
         for folder in self._made:
             with contextlib.suppress(OSError):
                 folder.rmdir()  # if nothing was written into it
@@ -125,6 +130,8 @@ class RunLock:
         except FileExistsError:
             return False
         if is_on_local_disk(path.parent) and lock_file(file):
+            if (gone := self._locked.pop(path, None)) is not None:
+                os.close(gone)
             self._locked[path] = file  # stays open: closing it would let the lock go
         with open(file, "w", encoding="utf-8", closefd=path not in self._locked) as lock:
             json.dump(asdict(owner), lock, indent=1)
@@ -133,12 +140,21 @@ class RunLock:
         return True
 
     def _touch_all(self) -> None:
-        """The thread: touch the files that the kernel does not keep, as long as they are ours."""
+        """The thread."""
         while not self._ended.wait(self.beat_seconds):
             for path in self.held:
-                if path not in self._locked:
-                    with contextlib.suppress(OSError):
-                        self._touch(path)
+                self.look_after(path)
+
+    def look_after(self, path: Path) -> None:
+        """Touch a lock file that the kernel does not keep, or make it again if it is gone and its folder is back."""
+        with contextlib.suppress(OSError), self._busy:
+            if not (self._ended.is_set() or self._is_kept(path)):
+                self._touch(path)
+
+    def _is_kept(self, path: Path) -> bool:
+        """Whether the kernel keeps the lock of the file at this path, and not of one that is gone."""
+        file = self._locked.get(path)
+        return file is not None and os.path.exists(path) and os.path.samestat(os.fstat(file), os.stat(path))
 
     def _touch(self, path: Path) -> None:
         """Touch the file, or make it again if its folder was deleted or renamed, and is back."""
@@ -183,7 +199,13 @@ def find_dead(flag: str, folder: Path, *, stale_seconds: float = STALE_SECONDS) 
     Raises:
         ConfigError: if the owner lives; naming the flag that gave the folder, and the owner.
     """
-    state = read_lock(folder / NAME)
+    try:
+        state = read_lock(folder / NAME)
+    except OSError as error:
+        raise ConfigError(
+            f"{flag}: {folder / NAME} cannot be read ({error.strerror}), so nobody knows whether a run uses the "
+            "folder; remove it, or give another folder"
+        ) from error
     if state is None:
         return None
     is_alive = state.owner.is_alive() if state.owner is not None else None
@@ -211,7 +233,7 @@ def holder_of(folder: Path) -> str | None:
         if state is None:
             return None
         is_alive = state.owner.is_alive() if state.owner is not None else None
-    except (OSError, TypeError, ValueError, OverflowError, psutil.Error):  # another's lock.json may say anything
+    except (OSError, psutil.Error):
         return None
     if is_alive is None:
         is_alive = is_locked(path) or abs(time.time() - state.touched_at / 1e9) < STALE_SECONDS

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
+import math
 import os
 import socket
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ import psutil
 
 from run_folder.run_yaml import now
 from utils.processes import machine, started_at
+from utils.small_files import open_regular, parse_json
 
 
 @dataclass(frozen=True)
@@ -59,22 +60,40 @@ class Owner:
             return None if psutil.pid_exists(self.process) else False
 
 
+_SOME_OWNER = Owner(host="", process=1, process_start=0.0, machine="", since="", token="")
+_MOST_BYTES = 2**16
+
+
 @dataclass(frozen=True)
 class LockState:
-    owner: Owner | None  # None while it is being written
+    owner: Owner | None  # None while it is being written, or if something else was
     touched_at: int  # in nanoseconds, by the file server's clock
 
 
 def read_lock(path: Path) -> LockState | None:
-    """The file's contents; None if there is none. It is opened each time, for NFS then asks the server."""
+    """The file's contents; None if there is none. It is opened each time, for NFS then asks the server.
+
+    Raises:
+        OSError: if it cannot be read, or is no regular file.
+    """
     try:
-        with open(path, encoding="utf-8") as file:
+        with open_regular(path) as file:
             touched_at = os.fstat(file.fileno()).st_mtime_ns
-            text = file.read()
+            data = file.read(_MOST_BYTES)
     except FileNotFoundError:
         return None
     try:
-        values: dict[str, Any] = json.loads(text)
-        return LockState(Owner(**values), touched_at)
-    except (ValueError, TypeError):
+        return LockState(_owner(parse_json(data)), touched_at)
+    except ValueError:
         return LockState(None, touched_at)
+
+
+def _owner(values: Any) -> Owner | None:
+    """The owner that the file names; None if no run has written these values."""
+    kinds: dict[str, type] = {field.name: type(getattr(_SOME_OWNER, field.name)) for field in fields(Owner)}
+    if not isinstance(values, dict) or values.keys() != kinds.keys():
+        return None
+    if not all(type(values[name]) is kind for name, kind in kinds.items()):
+        return None
+    is_process = 0 < values["process"] < 2**31 and math.isfinite(values["process_start"])
+    return Owner(**values) if is_process else None

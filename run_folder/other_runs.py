@@ -19,7 +19,7 @@ def run_folder_of(path: Path) -> Path | None:
 def checkpoint_root_of(run: Path) -> Path:
     """The folder of checkpoints of the run in this folder, by its run.yaml."""
     elsewhere = read_run_yaml(run).get("checkpoints") if (run / NAME).is_file() else None
-    return Path(elsewhere) if isinstance(elsewhere, str) else run / CHECKPOINTS
+    return Path(elsewhere) if isinstance(elsewhere, str) and "\0" not in elsewhere else run / CHECKPOINTS
 
 
 def holder_of_gone(path: Path) -> str | None:

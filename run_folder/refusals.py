@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from run_folder.checkpoint_folder import COMPLETE, checkpoints, foreign_entries
-from run_folder.entries import CHECKPOINTS, REPLACED, RUN_ENTRIES, held_entries, made_entries
+from run_folder.entries import CHECKPOINTS, FILES, REPLACED, RUN_ENTRIES, held_entries, made_entries
 from run_folder.final_copy import foreign_copy
 from run_folder.inputs import paths_of
 from run_folder.run_yaml import NAME, is_damaged, is_of_a_run, read_run_yaml
@@ -58,6 +58,12 @@ def check_entries(folder: Path, written: Sequence[str], *, afresh: bool, overwri
         afresh: whether what an earlier run left will be deleted.
         resumes: whether --resume was given.
     """
+    places = [folder / name for name in FILES]
+    if odd := [path.name for path in places if path.exists() and not path.is_file() and not path.is_symlink()]:
+        raise ConfigError(
+            f"--output_dir: {', '.join(odd)} in {folder} is no regular file, as runs write there; remove it, or give "
+            "another folder"
+        )
     held, damaged = held_entries(folder), is_damaged(folder)
     if not held:
         return

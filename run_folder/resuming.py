@@ -12,7 +12,7 @@ from run_folder.checkpoint_folder import COMPLETE, STATE, checkpoints, incomplet
 from run_folder.default_folders import default_folders, default_name, is_of_job, outputs
 from run_folder.entries import held_entries
 from run_folder.other_runs import checkpoint_root_of, refuse_if_gone, run_folder_of
-from run_folder.run_yaml import NAME, read_run_yaml
+from run_folder.run_yaml import NAME, read_run_yaml, resumes_in
 from utils.errors import ConfigError
 
 
@@ -140,6 +140,6 @@ def _begun_from(run: Path | None) -> list[Path]:
     """The checkpoint that this run was resumed from, if it is still there."""
     if run is None or not (run / NAME).is_file():
         return []
-    resumed = read_run_yaml(run).get("resumed") or []
+    resumed = resumes_in(read_run_yaml(run))
     folder = Path(resumed[-1]["from"]) if resumed else None
     return [folder] if folder is not None and (folder / COMPLETE).is_file() else []

@@ -24,7 +24,7 @@ from run_folder.lock import RunLock, find_dead
 from run_folder.other_runs import checkpoint_root_of
 from run_folder.refusals import check_checkpoints, check_entries, check_in_no_run, check_inputs_stay, check_writable
 from run_folder.resuming import find_checkpoints, incomplete_after
-from run_folder.run_yaml import NAME, read_run_yaml, write_run_yaml
+from run_folder.run_yaml import NAME, read_run_yaml, resumes_in, saved_in, write_run_yaml
 from utils.atomic_write import FileWriteError
 from utils.errors import ConfigError
 
@@ -252,8 +252,11 @@ class RunFolder:
         """Delete only entries that every session replaces. Returns the earlier sessions' entries for run.yaml."""
         before = read_run_yaml(self.path) if (self.path / NAME).is_file() else {}
         (self.path / OOM).unlink(missing_ok=True)
-        kept = {name: before[name] for name in ("saved", "started", WANDB_RUN) if name in before}
-        return kept | {"resumed": [*before.get("resumed", []), resumed]}
+        texts = {name: before.get(name) for name in ("started", WANDB_RUN)}
+        kept: dict[str, Any] = {name: text for name, text in texts.items() if isinstance(text, str)}
+        if saved := saved_in(before):
+            kept["saved"] = dict(saved)
+        return kept | {"resumed": [*resumes_in(before), resumed]}
 
 
 def _stamp(file: Path) -> tuple[int, int, int] | None:

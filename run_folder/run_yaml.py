@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict
-from datetime import datetime
+from datetime import date, datetime
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -120,6 +121,13 @@ def saved_in(values: Mapping[str, Any]) -> SavedEntry | None:
     return None
 
 
+def resumes_in(values: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The entries of the run's resumes, oldest first; those that no run would write are left out."""
+    resumed = values.get("resumed")
+    entries = resumed if isinstance(resumed, list) else []
+    return [entry for entry in entries if isinstance(entry, dict) and isinstance(entry.get("from"), str)]
+
+
 def is_of_a_run(values: Mapping[str, Any]) -> bool:
     """Whether these are the contents of a run.yaml that this program wrote, and not of another's file of this name."""
     settings = values.get("settings")
@@ -144,8 +152,10 @@ def first_date(folder: Path | None) -> str | None:
     values = read_run_yaml(folder) if folder is not None and (folder / NAME).is_file() else {}
     if not is_of_a_run(values):
         return None
-    started = values.get("started")
-    return values["settings"]["train_config"].get("template_date") or (str(started)[:10] if started else None)
+    for day in (values["settings"]["train_config"].get("template_date"), values.get("started")):
+        with contextlib.suppress(ValueError):
+            return date.fromisoformat(str(day)[:10]).isoformat()
+    return None
 
 
 def now() -> str:

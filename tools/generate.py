@@ -11,7 +11,6 @@ chat template. Temperature 0 takes the likeliest token each time. It runs on a G
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import sys
 from collections.abc import Sequence
@@ -47,6 +46,7 @@ from tasks.task import Task
 from tools.ending import status_of
 from utils.errors import ConfigError, TrainingError, in_one_line
 from utils.printing import print_line, printable
+from utils.small_files import parse_json, read_text
 from utils.template_date import give_date
 
 _LEAST_TEMPERATURE = 1e-3  # logits divided by less may overflow
@@ -60,8 +60,8 @@ def read_prompts(file: Path) -> list[str]:
         ConfigError: if the file cannot be read, holds none, or a JSON line has none.
     """
     try:
-        lines = [line for line in file.expanduser().read_text(encoding="utf-8-sig").split("\n") if line.strip()]
-    except (OSError, UnicodeDecodeError) as error:
+        lines = [line for line in read_text(file.expanduser(), encoding="utf-8-sig").split("\n") if line.strip()]
+    except (OSError, ValueError) as error:
         raise ConfigError(f"--prompts: {file} cannot be read ({error}); name a text file") from error
     if not lines:
         raise ConfigError(f"--prompts: {file} holds no prompt; write one per line")
@@ -70,8 +70,8 @@ def read_prompts(file: Path) -> list[str]:
     prompts = []
     for number, line in enumerate(lines, 1):
         try:
-            prompt = json.loads(line)["prompt"]
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            prompt = parse_json(line.encode())["prompt"]
+        except (ValueError, KeyError, TypeError) as error:
             raise ConfigError(
                 f'--prompts: {file}, line {number}, is not JSON with "prompt" ({in_one_line(error)}); give '
                 '{"prompt": "..."} on each line'

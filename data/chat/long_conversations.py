@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 MANY_TURNS = 8  # that are learned; up to here each is rendered by itself
 _CHECKS_OF_A_KIND = 4
-_WHOLE_AT_FIRST, _WHOLE_EVERY = 2, 2048  # conversations that are found in both ways
-_TURN_EVERY = 16  # conversations of which one turn more is rendered by itself
+_WHOLE_AT_FIRST, _WHOLE_EVERY = 2, 512  # conversations that are found in both ways
+_TURN_EVERY = 8  # conversations of which one turn more is rendered by itself
 
 
 class _InDoubtError(Exception):

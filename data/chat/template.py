@@ -17,6 +17,7 @@ from data.chat.turn_starts import RenderedStarts, render_with_starts, words_read
 from data.tokens.spans import BadExample
 from data.tokens.special_text import SpecialTokens
 from utils.errors import ConfigError, in_one_line
+from utils.small_files import read_text
 from utils.template_date import DATE_FUNCTION, date_function, give_date
 
 if TYPE_CHECKING:
@@ -38,8 +39,8 @@ def use_template(tokenizer: PreTrainedTokenizerBase, file: str | None, flag: str
     """
     if file is not None:
         try:
-            tokenizer.chat_template = Path(file).expanduser().read_text(encoding="utf-8-sig")
-        except (OSError, UnicodeDecodeError) as error:
+            tokenizer.chat_template = read_text(Path(file).expanduser(), encoding="utf-8-sig", most_bytes=2**22)
+        except (OSError, ValueError) as error:
             raise ConfigError(f"{flag}: {file} could not be read ({error}); name a file") from error
     if not tokenizer.chat_template:
         raise ConfigError(

@@ -18,13 +18,12 @@ LEARNED = ("completion_mask", "assistant_masks", "assistant_mask", "loss_mask")
 
 PREPARED_COLUMNS = (*LEARNED, "seq_lengths", "position_ids")
 
-_OTHERS = ("attention_mask", "special_tokens_mask")  # endings of masks that do not say what is learned
+_OF_TOKENS = ("attention_mask", "special_tokens_mask")  # these do not say what is learned
 
 
 def unknown_mask(columns: Iterable[str]) -> str | None:
     """A column that is called a mask, and is none of those that are read."""
-    masks = (name for name in columns if "mask" in name.lower() and name not in LEARNED)
-    return next((name for name in masks if not name.endswith(_OTHERS)), None)
+    return next((name for name in columns if "mask" in name.lower() and name not in (*LEARNED, *_OF_TOKENS)), None)
 
 
 def refusal_of_mask(name: str) -> str:

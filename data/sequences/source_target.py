@@ -11,7 +11,6 @@ import numpy as np
 
 from data.sequences.causal import Truncation
 from data.sequences.flattening import ROWS_AT_A_TIME, holds_whole_numbers, read_column, whole_numbers
-from data.sequences.prepared_rows import LEARNED
 from data.sequences.tokenized import COUNT_COLUMNS, Sequences
 from data.tokens.labels import IGNORE_INDEX
 from utils.errors import ConfigError
@@ -169,8 +168,7 @@ def _read_columns(dataset: datasets.Dataset) -> tuple[_Lists, _Lists, dict[str, 
     """The same from Arrow's buffers, with no Python object per row; None if rows have to be read one by one."""
     there = dataset.format["columns"]
     names = ["input_ids", "labels"]
-    one_by_one = {"attention_mask", *LEARNED} & set(there)
-    if dataset.format["type"] == "custom" or not set(names) <= set(there) or one_by_one:
+    if dataset.format["type"] == "custom" or not set(names) <= set(there) or "attention_mask" in there:
         return None
     if not all(holds_whole_numbers(dataset.data.schema.field(name).type) for name in names):
         return None
@@ -198,11 +196,6 @@ def _read_row(row: Mapping[str, Any], where: str) -> tuple[np.ndarray, np.ndarra
     if not isinstance(row, Mapping) or "input_ids" not in row or "labels" not in row:
         found = sorted(row) if isinstance(row, Mapping) else type(row).__name__
         raise ConfigError(f"{where}: needs input_ids and labels (the tokens of source and target), found {found}")
-    if mask := next((name for name in LEARNED if row.get(name) is not None), None):
-        raise ConfigError(
-            f"{where}: column {mask} says which tokens of one text are learned, and a target is apart from its source; "
-            f"write labels with {IGNORE_INDEX} for those that are not, and leave the column out"
-        )
     source, target = whole_numbers(row["input_ids"], where), whole_numbers(row["labels"], where)
     mask = row.get("attention_mask")
     kept = np.ones(source.shape, dtype=bool) if mask is None else np.asarray(mask).astype(bool)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from utils.errors import ConfigError
+from utils.small_files import read_json
 
 
 @dataclass(frozen=True)
@@ -54,11 +54,11 @@ def read_speeds(path: Path) -> Speeds:
         ConfigError: if the file is not one of tools.doctor.
     """
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))["speeds"]
+        found = read_json(path)["speeds"]
         groups = {name: _group(found[name]) for name in ("world", "node", "between")}
     except OSError as error:
         raise _refused(path, f"cannot be read ({error.strerror})") from None
-    except (KeyError, TypeError, ValueError, RecursionError):
+    except (KeyError, TypeError, ValueError, OverflowError):
         raise _refused(path, "holds no speeds of ranks") from None
     if groups["world"].size != groups["node"].size * groups["between"].size:
         raise _refused(path, "has groups whose sizes do not fit together")

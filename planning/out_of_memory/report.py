@@ -33,6 +33,7 @@ from utils.atomic_write import write_atomically
 from utils.errors import RunError
 from utils.host_memory import read_host_memory
 from utils.memory_errors import AllocatorFigures, allocator_figures, what_ran_out
+from utils.small_files import read_json
 from utils.units import GIB
 
 Where = Callable[[], tuple[int, str]]
@@ -258,7 +259,7 @@ def read_plan(folder: Path | None) -> dict[str, Any] | None:
     if folder is None:
         return None
     try:
-        plan = json.loads((folder / PLAN).read_text(encoding="utf-8"))
+        plan = read_json(folder / PLAN)
     except (OSError, ValueError):
         return None
     return plan if isinstance(plan, dict) and "peak_gib" in plan else None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from types import MethodType
@@ -34,6 +33,7 @@ from policies.adapters.saved import attach_adapter, check_base_is_unchanged, rea
 from policies.adapters.targets import left_out_notes, tied_notes
 from policies.wrapping import find_layers
 from utils.errors import ConfigError, in_one_line
+from utils.small_files import read_json
 
 
 def apply_adapters(
@@ -101,9 +101,9 @@ def num_virtual_tokens(train: TrainConfig, prefix: PrefixConfig) -> int:
     if not train.from_peft_checkpoint:
         return prefix.num_virtual_tokens
     try:
-        saved = json.loads((Path(train.from_peft_checkpoint).expanduser() / "adapter_config.json").read_text())
+        saved = read_json(Path(train.from_peft_checkpoint).expanduser() / "adapter_config.json")
         return int(saved.get("num_virtual_tokens", 0))
-    except (OSError, ValueError, TypeError, AttributeError, RecursionError):
+    except (OSError, ValueError, TypeError, AttributeError, OverflowError):
         return 0  # it is refused when it is loaded
 
 

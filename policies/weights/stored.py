@@ -5,7 +5,6 @@ Training and export read them through this; no code from them is run.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
@@ -18,6 +17,7 @@ from transformers.utils.hub import get_checkpoint_shard_files
 from utils.errors import ConfigError
 from utils.git_lfs import PULL, is_pointer
 from utils.inside import leads_out
+from utils.small_files import read_json
 
 DTYPES = {
     "F64": torch.float64,
@@ -65,8 +65,8 @@ def weight_files(name: str) -> list[Path]:
 
 def _check_index(path: Path) -> None:
     try:
-        index = json.loads(path.read_bytes())
-    except (ValueError, RecursionError) as error:
+        index = read_json(path)
+    except ValueError as error:
         raise ValueError(f"{path} is no JSON; copy it again") from error
     is_table = isinstance(index, dict) and isinstance(index.get("metadata", {}), dict)
     files = index.get("weight_map") if is_table else None

@@ -6,7 +6,6 @@ written.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -19,6 +18,7 @@ from run_folder.entries import PLAN
 from run_folder.lock import is_in_use
 from run_folder.run_yaml import NAME as RUN_YAML
 from run_folder.run_yaml import read_run_yaml
+from utils.small_files import open_regular, read_json
 
 FILES = (RUN_YAML, "metrics.jsonl", "samples.jsonl", PLAN, "oom.json")
 """The files that a report is made from."""
@@ -122,7 +122,7 @@ def _events(file: Path) -> Iterator[Event | None]:
     """The event of each line, or None if it has none. A last line without a line feed is still being written."""
     if not is_readable(file):
         return
-    with open(file, "rb") as lines:
+    with open_regular(file) as lines:
         for line in lines:
             if not line.endswith(b"\n"):
                 return
@@ -196,7 +196,7 @@ def _read_object(file: Path) -> dict[str, Any]:
     if not is_readable(file):
         return {}
     try:
-        value = json.loads(file.read_text(encoding="utf-8", errors="replace"))
-    except (ValueError, RecursionError):
+        value = read_json(file)
+    except ValueError:
         return {}
     return value if isinstance(value, dict) else {}

@@ -17,6 +17,7 @@ from typing import Any
 from tools.network.identity import CLOCK_SECONDS, differences
 from tools.network.names import Endpoint, is_loopback, own_addresses, resolve, way_to
 from utils.errors import ConfigError, TrainingError, in_one_line
+from utils.small_files import parse_json
 
 GREETING = "finetuning doctor 1"
 _SAY_SECONDS = 15.0
@@ -64,7 +65,7 @@ class _Line:
         """
         self.connection.settimeout(seconds or _ANSWER_SECONDS)
         text = self._file.readline(_LONGEST_LINE)
-        values = json.loads(text) if text else None
+        values = parse_json(text) if text else None
         if not isinstance(values, dict):
             raise ValueError("no line of a doctor")
         return values
@@ -125,12 +126,12 @@ def _host(
             line = _Line(stack.enter_context(listener.accept()[0]))
             line.send(greeting=GREETING)
             other = line.receive()
-            name = str(other["name"])
-        except (OSError, ValueError, KeyError):  # nobody in this second, or no doctor
+            name, clock, _ = str(other["name"]), float(other["clock"]), int(other["door"])
+        except (OSError, ValueError, KeyError, TypeError, OverflowError):  # nobody in this second, or no doctor
             name = ""
         if name and name != plan.local_addr:
             descriptions[name], lines[name] = other, line
-            clocks[name] = float(other["clock"]) - time.time()
+            clocks[name] = clock - time.time()
         if time.monotonic() > deadline:
             raise TrainingError(
                 f"{len(descriptions)} of {plan.num_nodes} nodes came to {plan.endpoint} in {plan.wait_seconds:.0f} s: "
@@ -152,7 +153,7 @@ def _host(
         for name, line in lines.items():
             try:
                 lost += [str(problem) for problem in line.receive(_ANSWER_SECONDS * (len(doors) + 1))["lost"]]
-            except (OSError, ValueError, KeyError):
+            except (OSError, ValueError, KeyError, TypeError):
                 lost.append(f"{name} ended while the nodes met; its own output says why")
     _tell(lines, lost=lost, notes=notes)
     return _outcome(list(descriptions), refused, lost, notes)

@@ -13,7 +13,6 @@ from configs.datasets import CustomDataset
 from data.dataset_functions.importing import find_dataset_function
 from data.pipeline import load_sequences
 from data.sequences.causal import build_sequences
-from data.sequences.source_target import Affixes, SourceTargetBuilder
 from utils.errors import ConfigError
 
 IDS = [5, 6, 7, 8, 9]
@@ -75,17 +74,3 @@ def test_a_dataset_of_a_users_function_is_read_so_too() -> None:
 def test_what_does_not_fit_or_is_not_known_is_refused(more: dict[str, Any], message: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=message):
         found([{"input_ids": IDS, **more}], tmp_path, ".jsonl")
-
-
-def test_masks_of_attention_are_known_and_a_target_has_no_such_mask() -> None:
-    affixes = Affixes()
-    build = SourceTargetBuilder(max_target_length=8, source=affixes, target=affixes)
-    row = {"input_ids": IDS, "labels": [7, 8], "decoder_attention_mask": [1, 1]}
-    for rows in ([row], datasets.Dataset.from_list([row])):
-        assert [sequence.labels.tolist() for sequence in build(rows, name="mine", context_length=8)] == [[7, 8]]
-    row["completion_mask"] = [0, 0, 0, 1, 1]
-    for rows in ([row], datasets.Dataset.from_list([row])):
-        with pytest.raises(
-            ConfigError, match="row 1: column completion_mask says which tokens of one text are learned"
-        ):
-            build(rows, name="mine", context_length=8)
