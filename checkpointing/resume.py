@@ -27,6 +27,7 @@ from reporting.metrics_file import keep_until
 from run_folder.checkpoint_folder import STATE
 from run_folder.other_runs import refuse_if_gone, run_folder_of
 from run_folder.run_yaml import read_run_yaml, saved_in
+from utils.disk_errors import refused_by_disk
 from utils.errors import ConfigError
 from utils.printing import print_line
 from utils.seeding import seed_everything, set_rng_state
@@ -75,6 +76,7 @@ def restore_results(checkpoint: Checkpoint, state: TrainState, folder: Path, num
     given up, replaced them, or someone deleted them, or the run goes on in another folder.
     """
 
+    @refused_by_disk("--resume", checkpoint.folder)
     def on_rank() -> bool:
         # A run that goes on in another folder begins its files with the earlier run's.
         before = run_folder_of(checkpoint.folder) or folder
@@ -94,16 +96,7 @@ def restore_results(checkpoint: Checkpoint, state: TrainState, folder: Path, num
             return state.best_step == 0
         return saved["step"] == state.best_step and (folder / saved["folder"]).is_dir()
 
-    def in_one_line() -> bool:
-        try:
-            return on_rank()
-        except OSError as error:
-            raise ConfigError(
-                f"--resume: {error.filename or folder} cannot be read or written ({error.strerror or error}); mend "
-                "that, and give the same command"
-            ) from error
-
-    if not on_rank_zero(in_one_line):
+    if not on_rank_zero(on_rank):
         state.forget_best()
 
 

@@ -26,6 +26,7 @@ from checkpointing.writing import CheckpointError, Contents, write_checkpoint
 from ranks.collectives import on_rank_zero
 from ranks.process_group import new_host_group
 from run_folder.checkpoint_folder import BEST, STATE, STREAM, give_up_after, point_to, remove_leftovers, step_folder
+from utils.disk_errors import refused_by_disk
 from utils.progress import phase_begins
 from utils.seeding import rng_state
 from utils.units import readable
@@ -83,12 +84,21 @@ class CheckpointSaver:
         self.tried_step = self.saved_step = -1
 
     def begin(self, resumed: Checkpoint | None) -> None:
-        """Call before the first step. The resumed checkpoint counts as saved; leftovers are deleted."""
+        """Call before the first step. The resumed checkpoint counts as saved; leftovers are deleted.
+
+        Raises:
+            ConfigError: on every rank, if the disk refuses that.
+        """
+
+        @refused_by_disk("--output_dir", self.root)
+        def clear() -> None:
+            remove_leftovers(self.root)
+            if resumed is not None:
+                give_up_after(self.root, resumed.step)
+
         if resumed is not None and on_rank_zero(lambda: resumed.folder.parent.resolve() == self.root.resolve()):
             self.tried_step = self.saved_step = resumed.step
-        on_rank_zero(lambda: remove_leftovers(self.root))
-        if resumed is not None:
-            on_rank_zero(lambda: give_up_after(self.root, resumed.step))
+        on_rank_zero(clear)
 
     def due(self, step: int, *, ends_epoch: bool, ends_run: bool) -> bool:
         """Whether a checkpoint is due by steps (see `SavePlan.due`)."""

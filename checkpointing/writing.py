@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -68,18 +69,24 @@ def write_checkpoint(
     try:
         on_rank_zero(lambda: _begin(temporary, num_bytes(contents.tensors)), group)
         files = write_contents(temporary, contents, group=group)
-
-        def end() -> int:
-            size = publish(folder, files)
-            if best:
-                point_to(folder, BEST)
-            keep_only(folder.parent, keep_last)
-            return size
-
-        return on_rank_zero(end, group)
+        return on_rank_zero(lambda: complete(folder, files, keep_last=keep_last, best=best), group)
     except (CheckpointError, OSError, RuntimeError) as error:
         _give_up(temporary, group)
         raise CheckpointError(str(error)) from error
+
+
+def complete(folder: Path, files: Mapping[str, FileEntry], *, keep_last: int, best: bool) -> int:
+    """Publish the checkpoint, and delete those no longer kept. Returns its bytes.
+
+    Raises:
+        OSError: if the disk refuses what makes it a checkpoint.
+    """
+    size = publish(folder, files)
+    if best:
+        point_to(folder, BEST)
+    with suppress(OSError):  # it is complete: older ones stay until the next one deletes them
+        keep_only(folder.parent, keep_last)
+    return size
 
 
 def write_contents(folder: Path, contents: Contents, *, group: dist.ProcessGroup | None = None) -> dict[str, FileEntry]:

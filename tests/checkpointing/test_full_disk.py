@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from run_folder.checkpoint_folder import LATEST, checkpoints, damage, point_to
+from checkpointing.writing import complete
+from run_folder.checkpoint_folder import LATEST, checkpoints, damage, point_to, temporary_folder, write_synced
 from tests.helpers.limited_files import files_limited_to
 from tests.helpers.pairwise import slow_but
 from tests.helpers.processes import ROOT, ProcessGroup, read_metrics, run_forked
@@ -200,6 +201,22 @@ def test_a_full_folder_for_temporary_files_is_named_and_nothing_is_written(
     ]
     assert "Traceback" not in done.stderr
     assert not run.exists()
+
+
+def test_older_checkpoints_that_cannot_be_listed_do_not_fail_a_new_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    temporary = temporary_folder(tmp_path / "step-00000003")
+    temporary.mkdir()
+    files = {"state.json": write_synced(temporary / "state.json", b"{}")}
+
+    def refuse(*_: object) -> None:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr("checkpointing.writing.keep_only", refuse)
+    assert complete(tmp_path / "step-00000003", files, keep_last=1, best=True) == 2
+    assert [folder.name for folder in checkpoints(tmp_path)] == ["step-00000003"]
+    assert (tmp_path / "best").read_text() == (tmp_path / "latest").read_text() == "step-00000003\n"
 
 
 def test_a_pointer_that_cannot_be_moved_names_the_checkpoint_before(tmp_path: Path) -> None:
