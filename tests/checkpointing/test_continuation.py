@@ -16,8 +16,8 @@ import finetuning
 from checkpointing.continuation import Continuation, continuing, name_end_tokens
 from data.sequences.ends import end_ids
 from data.sequences.tokenized import Sequences
-from run_folder.checkpoint_folder import COMPLETE, checksum, listed_files
 from tests.helpers.chat_templates import CHATML
+from tests.helpers.checkpoints import forget_marks
 from tests.helpers.exports import export
 from tests.helpers.processes import train_events
 from tests.helpers.refusals import write_lines
@@ -109,8 +109,7 @@ def test_a_run_resumes_though_its_checkpoint_knows_other_end_tokens(
     assert isinstance(values["model_config"]["eos_token_id"], list)
     values["model_config"]["eos_token_id"] = 2
     (folder / "state.json").write_text(json.dumps(values))
-    files = listed_files(folder) | {"state.json": checksum(folder / "state.json")}
-    (folder / COMPLETE).write_text(json.dumps({"files": files}))
+    forget_marks(folder)
     train_chat(tiny_model, tmp_path, "--save_every_steps", "30", "--resume", "auto", steps=31)
     assert [event["step"] for event in train_events(tmp_path / "run")] == list(range(1, 32))
 

@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 
 from run_folder.checkpoint_folder import checkpoints
+from tests.helpers.checkpoints import forget_marks
 from tests.helpers.processes import ProcessGroup, read_metrics
 from tests.helpers.resuming import flags_of
 
@@ -55,6 +56,7 @@ def test_an_evaluation_that_a_stop_put_off_is_done_once_and_its_checkpoint_may_b
     values = json.loads(state_file.read_text())
     values["state"] |= {"eval_due": True, "epoch_end_due": True}
     state_file.write_text(json.dumps(values))
+    forget_marks(state_file.parent)
     complete = json.loads((state_file.parent / "COMPLETE").read_text())
     del complete["files"]["state.json"]
     (state_file.parent / "COMPLETE").write_text(json.dumps(complete))

@@ -13,14 +13,13 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors import safe_open
-from safetensors.torch import load_file, save
+from safetensors.torch import save
 
-from checkpointing.marks import KEY
 from checkpointing.state_json import MAY_BE_MISSING, SCHEMA, WHOLE, StateError, check_state, read_state
 from checkpointing.stored_state import open_state
 from checkpointing.train_state import TrainState
 from run_folder.checkpoint_folder import checkpoints, checksum, listed_files
+from tests.helpers.checkpoints import forget_marks
 from tests.helpers.processes import ProcessGroup
 from tests.helpers.refusals import contents, error_lines
 from tests.helpers.resuming import flags_of, results
@@ -149,21 +148,6 @@ def test_a_run_does_not_go_on_from_a_state_that_is_none(
     assert results(copied) == results(run)
 
 
-def without_marks(folder: Path) -> Path:
-    """The checkpoint as earlier versions wrote it."""
-    values = json.loads((folder / "state.json").read_bytes())
-    forge(folder, "state.json", json.dumps({k: v for k, v in values.items() if k not in ("format", "epochs")}).encode())
-    for file in folder.glob("rank-*"):
-        with safe_open(file, framework="pt") as opened:
-            metadata = {key: value for key, value in opened.metadata().items() if key != KEY}
-        forge(folder, file.name, save(load_file(file), metadata))
-    for file in folder.glob("rng-*"):
-        states = json.loads(file.read_bytes())
-        del states[KEY]
-        forge(folder, file.name, json.dumps(states).encode())
-    return folder
-
-
 def pickled(value: object) -> bytes:
     buffer = io.BytesIO()
     torch.save(value, buffer)
@@ -174,7 +158,8 @@ def test_files_beside_it_are_checked_too(
     run: Path, tiny_model: Path, process_group: ProcessGroup, tmp_path: Path
 ) -> None:
     """Each is refused on both ranks in one line, with nothing written; also where no file has a mark."""
-    whole = without_marks(Path(shutil.copytree(newest(run), tmp_path / "unmarked/step-00000008")))
+    whole = Path(shutil.copytree(newest(run), tmp_path / "unmarked/step-00000008"))
+    forget_marks(whole)
     values = json.loads((whole / "state.json").read_bytes())
     numbers = json.dumps(values | {"optimizer_numbers": {"x": {"step": 1}}}).encode()
     fewer_data = ["--split_slice", "20%", "--resume_anyway"]

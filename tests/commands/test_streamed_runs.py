@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import finetuning
-from tests.helpers.checkpoints import complete
+from tests.helpers.checkpoints import forget_marks
 from tests.helpers.processes import ROOT, ProcessGroup, read_metrics, train_events
 
 DATASET_FUNCTION = """
@@ -92,7 +92,7 @@ def test_a_finished_streamed_run_goes_on_if_it_is_given_more_steps(
         values = json.loads((checkpoint / "state.json").read_text())
         values["state"] |= {"epoch": 2, "step_of_epoch": 0}
         (checkpoint / "state.json").write_text(json.dumps(values))
-        complete(checkpoint)
+        forget_marks(checkpoint)
     run("extended", "6", "--resume", "auto")
     whole, extended = (
         [(event["step"], event["epoch"], event["loss"]) for event in train_events(tmp_path / name)]

@@ -22,8 +22,8 @@ from data.dataset_functions.function_key import tokenizer_key
 from data.dataset_functions.user_tokenizer import give_template_lists
 from data.processors.processor_loading import prompt_text
 from resolving import resume_state
-from run_folder.checkpoint_folder import COMPLETE, checksum, listed_files
 from tests.helpers.chat_templates import CHATML, FAMILIES
+from tests.helpers.checkpoints import forget_marks
 from tests.helpers.processes import train_events
 from tests.helpers.refusals import write_lines
 from tests.helpers.tokenizers_of_kinds import written_in_python
@@ -102,8 +102,7 @@ def forget_date(run: Path, *, started: str) -> None:
         state = json.loads((folder / "state.json").read_text())
         state["settings"]["train_config"].pop("template_date", None)
         (folder / "state.json").write_text(json.dumps(state))
-        files = listed_files(folder) | {"state.json": checksum(folder / "state.json")}
-        (folder / COMPLETE).write_text(json.dumps({"files": files}))
+        forget_marks(folder)
 
 
 def test_the_date_of_a_new_run_is_that_of_the_day_or_the_one_given(

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from run_folder.checkpoint_folder import checkpoints, damage
-from tests.helpers.checkpoints import complete
+from tests.helpers.checkpoints import forget_marks
 from tests.helpers.made import Made
 from tests.helpers.overflowing import make_overflowing_model, write_dataset_function
 from tests.helpers.pairwise import select_values, slow_but
@@ -228,7 +228,7 @@ def test_a_checkpoint_of_a_version_without_a_loss_scale_is_resumed(
     assert state.pop("loss_scaler") is None
     del state["settings"]["train_config"]["peft_dtype"]
     file.write_text(json.dumps(state))
-    complete(file.parent)
+    forget_marks(file.parent)
     process_group.train(flags_of(tiny_model, killed, "--run_validation", "False", "--resume", "auto"), 1)
     assert_bit_equal(killed, alone["plain"])
 

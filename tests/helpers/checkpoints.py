@@ -11,9 +11,12 @@ from typing import Any
 import peft
 import torch
 import torch.distributed.checkpoint as dcp
+from safetensors import safe_open
+from safetensors.torch import load_file, save
 from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from checkpointing.marks import KEY
 from checkpointing.tensor_files import whole_tensors, write_tensors
 
 FILES = {
@@ -128,3 +131,18 @@ def load_plain(folder: Path, dtype: torch.dtype | str = torch.float32) -> Any:
     model, report = auto.from_pretrained(folder, dtype=dtype, output_loading_info=True)
     assert not any(report[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys")), report
     return model
+
+
+def forget_marks(folder: Path) -> None:
+    """Make of a checkpoint what an earlier version wrote, whose files did not say which checkpoint they are of."""
+    values = json.loads((folder / "state.json").read_bytes())
+    kept = {name: value for name, value in values.items() if name not in ("format", "epochs")}
+    (folder / "state.json").write_text(json.dumps(kept))
+    for file in [*folder.glob("rank-*.safetensors"), *folder.glob("state.safetensors")]:
+        with safe_open(file, framework="pt") as opened:
+            metadata = {name: value for name, value in opened.metadata().items() if name != KEY}
+        file.write_bytes(save(load_file(file), metadata))
+    for file in folder.glob("rng-*.json"):
+        states = json.loads(file.read_bytes())
+        file.write_text(json.dumps({name: value for name, value in states.items() if name != KEY}))
+    complete(folder)
