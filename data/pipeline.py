@@ -18,11 +18,12 @@ from data.batches.rows import Rows, make_rows
 from data.dataset_functions.importing import accepted_options, find_dataset_function
 from data.dataset_functions.user_errors import RAISED, failed, file_of
 from data.dataset_functions.watched_settings import refuse_unread, watched
+from data.sequences.shared import note_on_shared
 from data.sequences.tokenized import Sequences, check_token_ids, checksum
 from data.splits.reading import first_rows
 from data.splits.validation_share import has_validation
 from data.streaming.sources import Stream, StreamSource
-from data.tokens.encoding import ONE_TEXT, Encode
+from data.tokens.encoding import ONE_TEXT, Caption, Encode
 from utils.errors import ConfigError
 from utils.streams import keep_standard_descriptors
 
@@ -165,6 +166,8 @@ def load_data(
         notes.extend(f"{name}, {note}" if len(names) > 1 else note for name, note in missing.items())
         if validated := [name for name in names if name not in missing]:
             evaluation = join_sequences([load(name, "validation") for name in validated])
+            if not streams and not isinstance(encode, Caption):  # captions may be alike, their pictures are not
+                notes.extend(note_on_shared(train, evaluation))
             eval_rows = make_rows(evaluation, batching_strategy=strategy, context_length=context_length)
             if train_config.max_eval_step:
                 eval_rows = eval_rows.first(train_config.max_eval_step * train_config.val_batch_size)
