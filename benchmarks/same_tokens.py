@@ -89,7 +89,8 @@ def _read(name: str, config: DataSource, tokenizer: Any) -> Tokens:
         rows = find_dataset_function(name, config)(config, tokenizer, "train")
         return [([*map(int, row["input_ids"])], [*map(int, row["labels"])]) for row in rows]
     except ConfigError as error:
-        return re.sub(r"^.*?(row \d+)", r"\1", str(error))
+        said = re.sub(r"^.*?(row \d+)", r"\1", str(error))
+        return re.sub(r" \(row \d+ of [^)]*\)", "", said)[:240]  # of several files the row's own; long ones are cut
 
 
 def _difference(one: Tokens, other: Tokens, tokenizer: Any) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import importlib.util
 import os
 import sysconfig
@@ -27,7 +28,15 @@ def is_of_users(file: Path) -> bool:
     file = file.resolve()
     if _LIBRARY_FOLDERS & {*file.parts} or any(file.is_relative_to(folder) for folder in _LIBRARIES):
         return False
+    if any(_has_packages(folder) for folder in file.parents):
+        return False
     return file not in _BUILT_IN and not any(file.is_relative_to(_PROJECT / room) for room in _ROOMS)
+
+
+@functools.cache
+def _has_packages(folder: Path) -> bool:
+    """Whether pip has installed packages into a folder, as `pip install --target` does into any."""
+    return next(folder.glob("*.dist-info/RECORD"), None) is not None
 
 
 def project_sources() -> list[Path]:

@@ -138,7 +138,8 @@ def test_a_row_of_a_weighed_file_is_named_with_its_file(
     (tmp_path / "few/1.jsonl").write_text(broken)
     assert finetuning.main([*two_files, "--dataset_weights", "1,3"]) == 2
     assert re.search(
-        r"error: --samsum_dataset.data_path: .*few/\*.jsonl, row 4: column summary", capsys.readouterr().err
+        r"error: --samsum_dataset.data_path: .*few/\*.jsonl, row 4 \(row 2 of .*few/1.jsonl\): column summary",
+        capsys.readouterr().err,
     )
 
 

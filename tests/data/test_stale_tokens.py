@@ -21,7 +21,7 @@ from configs.formats import DATASETS
 from data import tokenizing
 from data.dataset_functions.function_key import function_key
 from data.dataset_functions.importing import find_dataset_function
-from data.dataset_functions.user_sources import project_sources
+from data.dataset_functions.user_sources import is_of_users, project_sources
 from data.files import contents
 from data.files.contents import contents_of
 from data.splits.reading import load_split
@@ -303,3 +303,14 @@ def test_the_librarys_own_map_in_a_users_function_sees_what_changed(
         rows = find_dataset_function("custom_dataset", config)(config, tokenizer, "train")
         texts.append(tokenizer.decode(rows[0]["input_ids"]).replace("Anna 000", "").split())
     assert sorted(texts[1]) == sorted([*texts[0][1:], "Max"])
+
+
+def test_packages_in_a_folder_of_their_own_are_no_code_of_the_users(tmp_path: Path) -> None:
+    """pip install --target puts them anywhere; their sources would take seconds to look through."""
+    (tmp_path / "libraries/lib-1.0.dist-info").mkdir(parents=True)
+    (tmp_path / "libraries/lib-1.0.dist-info/RECORD").touch()
+    for file in ("libraries/lib/__init__.py", "own/mine.py"):
+        (tmp_path / file).parent.mkdir(exist_ok=True)
+        (tmp_path / file).touch()
+    assert not is_of_users(tmp_path / "libraries/lib/__init__.py")
+    assert is_of_users(tmp_path / "own/mine.py")
