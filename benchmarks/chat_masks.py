@@ -146,7 +146,7 @@ def wrong(
     learned: Counter[str] = Counter()
     tokens = tokenize_spans(samples.spans, tokenizer)
     answers = [number for number, message in enumerate(conversation.messages) if message["role"] == "assistant"]
-    for spans, ids, labels in zip(samples.spans, *tokens, strict=True):
+    for spans, ids, labels in zip(samples.spans, tokens.input_ids, tokens.labels, strict=True):
         words = re.findall(r"([AO]\d+x)", " ".join(text for text, has_loss in spans if has_loss))
         learned.update(words)
         yield from (f"{word} of another is learned" for word in words if word[0] == "O")

@@ -161,6 +161,7 @@ class _Tokenize:
             "input_ids": [np.concatenate(tokenized.input_ids[part]) for part in parts],
             "labels": [np.concatenate(tokenized.labels[part]) for part in parts],
             "sample_lengths": [[len(ids) for ids in tokenized.input_ids[part]] for part in parts],
+            "num_answers_joined": [max(tokenized.num_answers_joined[part], default=0) for part in parts],
             UNREAD_KEYS: [list(samples.unread_keys) if samples else [] for samples in examples],
         }
         num_empty_answers = [samples.num_empty_answers if samples else 0 for samples in examples]

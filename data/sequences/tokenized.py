@@ -29,7 +29,7 @@ class HasTokens(Protocol):
     def input_ids(self) -> np.ndarray: ...
 
 
-COUNT_COLUMNS = ("num_empty_answers", "num_special_as_text", *MaskWay)
+COUNT_COLUMNS = ("num_empty_answers", "num_special_as_text", "num_answers_joined", *MaskWay)
 """Columns of tokenized examples besides their tokens: counts, which `Sequences` sums up."""
 
 Row = list[TokenSequence]
@@ -59,6 +59,7 @@ class Sequences:
     num_parts_without_label: int = 0  # of these, left out; other parts of their sample are kept
     num_empty_answers: int = 0  # not learned
     num_special_as_text: int = 0  # examples that spell special tokens, which stay text
+    num_answers_joined: int = 0  # examples where a token across the seam joins an answer to its prompt
     num_by_marks: int = 0  # conversations, by `MaskWay`
     num_by_prompts: int = 0
     num_by_turns: int = 0
@@ -145,6 +146,12 @@ class Sequences:
             )
         if self.num_special_as_text:
             lines.append(special_as_text(split, self.num_special_as_text))
+        if self.num_answers_joined:
+            lines.append(
+                f"{split}: {self.num_answers_joined:,} examples have an answer whose first token begins in the "
+                "prompt, as white space at a prompt's end does: a server that is given the prompt alone reads other "
+                "tokens there; move such white space to the answer's beginning"
+            )
         num_labels = int((self.labels != IGNORE_INDEX).sum())
         if 2 * self.num_misplaced_labels > num_labels:
             lines.append(

@@ -91,7 +91,7 @@ class SourceAndTarget:
     ) -> TokenColumns:
         from data.tokens.loss_mask import TokenColumns, encode_plainly, no_tokens
 
-        columns = TokenColumns([no_tokens() for _ in examples], [no_tokens() for _ in examples])
+        columns = TokenColumns([no_tokens() for _ in examples], [no_tokens() for _ in examples], [0] * len(examples))
         first_targets = [_first_of_target(spans) for spans in examples]
         with_source = [place for place, spans in enumerate(examples) if spans]
         with_target = [place for place in with_source if first_targets[place] < len(examples[place])]

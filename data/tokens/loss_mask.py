@@ -39,6 +39,7 @@ class TokenColumns(NamedTuple):
 
     input_ids: list[np.ndarray]  # int32 [tokens] each
     labels: list[np.ndarray]  # int32 [tokens] each, not shifted, IGNORE_INDEX where the loss mask is off
+    num_answers_joined: list[int]  # 1 where a token across the seam joins an answer to its prompt, else 0
 
 
 def tokenize_spans(
@@ -61,23 +62,35 @@ def tokenize_spans(
     texts = ["".join(span.text for span in spans) for spans in examples]
     special = special or SpecialTokens.of(tokenizer)
     start_ids, end_ids, none = (np.array(ids, dtype=np.int32) for ids in (start, end, ()))
-    tokenized = TokenColumns([], [])
-    for spans, text, encoded in zip(examples, texts, encode_texts(texts, tokenizer, special), strict=True):
+    tokenized = TokenColumns([], [], [0] * len(examples))
+    across = []  # (example, tokens before the answer, prompt) where the answer's first token may begin in the prompt
+    for example, (spans, text, encoded) in enumerate(
+        zip(examples, texts, encode_texts(texts, tokenizer, special), strict=True)
+    ):
         content = encoded.ids
         before = none if len(start) and content[: len(start)].tolist() == list(start) else start_ids
         after = none if len(end) and _ends_with(content, end, text, tokenizer) else end_ids
         ids = np.concatenate([before, content, after])
         labels = np.full(len(ids), IGNORE_INDEX, dtype=np.int32)
+        place_of, seams = encoded.place_of, _seams(spans)
         for place in _places_with_loss(spans):
-            if encoded.place_of is not None:
+            if place_of is not None:
                 first, last = _tokens_by_offset(encoded, place, len(text))
             else:
                 first, last = _tokens_by_prefix(content, text, place, tokenizer, special)
             labels[len(before) + first : len(before) + last] = content[first:last]
+            if first < last and place[0] in seams and (place_of is None or place_of(first)[0] < place[0]):
+                across.append((example, content[:first], text[: place[0]]))
         if spans and spans[-1].has_loss and len(after):
             labels[-len(after) :] = after
         tokenized.input_ids.append(ids)
         tokenized.labels.append(labels)
+    # A token may begin in the prompt because of what the tokenizer puts in; only other tokens of the prompt by itself
+    # show that the answer changes them.
+    alone = encode_texts([prompt for _, _, prompt in across], tokenizer, special)
+    for (example, before_answer, _), prompt in zip(across, alone, strict=True):
+        if not np.array_equal(prompt.ids, before_answer):
+            tokenized.num_answers_joined[example] = 1
     return tokenized
 
 
@@ -132,6 +145,18 @@ def _places_with_loss(spans: Sequence[TextSpan]) -> list[tuple[int, int]]:
             places.append((position, position + len(span.text)))
         position += len(span.text)
     return places
+
+
+def _seams(spans: Sequence[TextSpan]) -> set[int]:
+    """The characters of the joined text at which a span with a loss follows one without."""
+    seams, position, follows_prompt = set[int](), 0, False
+    for span in spans:
+        if span.text:
+            if span.has_loss and follows_prompt:
+                seams.add(position)
+            follows_prompt = not span.has_loss
+        position += len(span.text)
+    return seams
 
 
 def _tokens_by_offset(encoded: EncodedText, place: tuple[int, int], length: int) -> tuple[int, int]:

@@ -101,7 +101,7 @@ def test_all_samples_of_the_first_conversation_are_shown() -> None:
     ]
     tokenizer = REWRITING["empty thought"].tokenizer()
     samples = chat_samples(read_conversation({"messages": turns}, ChatDataset()), ChatTemplate.of(tokenizer))
-    ids, labels = tokenize_spans(samples.spans, tokenizer)
+    ids, labels, _ = tokenize_spans(samples.spans, tokenizer)
     row: dict[str, Any] = {"input_ids": np.concatenate(ids), "labels": np.concatenate(labels)}
     row |= {"sample_lengths": [len(part) for part in ids], "num_by_turns": 1}
     text = marked(sample_spans(build_sequences([row], name="test", context_length=999), tokenizer))

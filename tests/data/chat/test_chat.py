@@ -53,7 +53,7 @@ def learned_of(turns: Any, tokenizer: Any, **columns: Any) -> list[list[str]]:
 
 def label_text(turns: list[dict[str, Any]], tokenizer: Any, tools: Any = None) -> list[str]:
     """The label tokens of the whole conversation, decoded, by turn."""
-    ((input_ids,), (labels,)) = tokenize_spans([spans_of(turns, tools, tokenizer)], tokenizer)
+    ((input_ids,), (labels,), _) = tokenize_spans([spans_of(turns, tools, tokenizer)], tokenizer)
     whole = tokenizer.apply_chat_template(turns, tools=tools, return_dict=False)
     assert input_ids.tolist() == whole, "the template's own tokens, start token included"
     parts: list[list[int]] = [[]]
@@ -80,7 +80,7 @@ def test_of_four_turns_the_assistants_are_label_tokens_with_their_end_tokens(nam
 def test_the_label_tokens_are_the_answers_and_no_other(name: str) -> None:
     """By ids: labels begin after the generation prompt and end with the answer's end token."""
     tokenizer = FAMILIES[name].tokenizer()
-    ((input_ids,), (labels,)) = tokenize_spans([spans_of(TURNS, None, tokenizer)], tokenizer)
+    ((input_ids,), (labels,), _) = tokenize_spans([spans_of(TURNS, None, tokenizer)], tokenizer)
     ids, with_label = input_ids.tolist(), (labels != -100).tolist()
     for number in (1, 3):
         prompt = tokenizer.apply_chat_template(TURNS[:number], add_generation_prompt=True, return_dict=False)

@@ -672,3 +672,19 @@ def test_tokenized_rows_are_kept_until_rows_tokenizer_or_settings_change(tokeniz
     config = replace(config, prompt_template=None)
     write(tmp_path / "data.jsonl", [{"prompt": "A", "completion": "c"}] * 3)
     assert file() != first
+
+
+@pytest.mark.parametrize("as_chat", [False, True])
+def test_a_line_counts_answers_that_change_the_tokens_of_their_prompt(
+    as_chat: bool, tokenizer: Any, tmp_path: Path
+) -> None:
+    rows = [{"prompt": "Who? ", "completion": "Anna"}, {"prompt": "Who?", "completion": " Anna"}]
+    config = InstructionDataset(str(write(tmp_path / "data.jsonl", rows)), as_chat=as_chat)
+    if as_chat:  # whose template puts its own text between the two
+        tokenizer = FAMILIES["ChatML"].tokenizer()
+    build = partial(build_sequences, context_length=64)
+    function = find_dataset_function("instruction_dataset", config)
+    sequences = load_sequences(function, config, tokenizer, "train", split_slice=None, build=build)
+    assert sequences.num_answers_joined == (0 if as_chat else 1)
+    lines = [line for line in sequences.describe("train") if "first token begins in the prompt" in line]
+    assert [line.startswith("train: 1 examples") for line in lines] == ([] if as_chat else [True])

@@ -20,7 +20,7 @@ SPANS = st.lists(st.builds(TextSpan, LETTERS, st.booleans()), max_size=6)
 
 
 def label_tokens(spans: list[TextSpan], tokenizer: Any, **ends: Any) -> tuple[list[int], list[int]]:
-    ((ids,), (labels,)) = tokenize_spans([spans], tokenizer, **ends)
+    ((ids,), (labels,), _) = tokenize_spans([spans], tokenizer, **ends)
     assert ids.dtype == labels.dtype == np.int32
     assert len(ids) == len(labels)
     with_label = labels != -100
@@ -52,6 +52,28 @@ def test_a_token_has_a_label_if_one_of_its_characters_has_a_loss(kind: str, span
     _, with_label = label_tokens(spans, tokenizer)
     width = {index for index, (first, last) in enumerate(offsets) if first < last}
     assert [index for index in with_label if index in width] == expected
+
+
+@pytest.mark.parametrize("kind", ["byte-level", "metaspace", "unigram"])
+@given(prompt=LETTERS, answer=LETTERS)
+@settings(deadline=None)
+def test_an_answer_that_changes_the_prompts_tokens_is_counted(kind: str, prompt: str, answer: str) -> None:
+    tokenizer = KINDS[kind]()
+    spans = [TextSpan(prompt, False), TextSpan(answer, True)]
+    encoded = tokenizer(prompt + answer, add_special_tokens=False, return_offsets_mapping=True)
+    reaches_across = any(first < len(prompt) < last for first, last in encoded["offset_mapping"])
+    alone = tokenizer(prompt, add_special_tokens=False)["input_ids"]
+    ends = [last for _, last in encoded["offset_mapping"]]
+    changes = [token for token, last in zip(encoded["input_ids"], ends, strict=True) if last <= len(prompt)] != alone
+    assert tokenize_spans([spans], tokenizer).num_answers_joined == [int(reaches_across and changes)]
+
+
+def test_white_space_at_a_prompts_end_joins_its_answer() -> None:
+    pairs = [("A: ", "Anna says"), ("A:", " Anna says"), ("A: Anna ", ""), ("", "Anna"), ("A:\n", "Anna")]
+    spans = [[TextSpan(prompt, False), TextSpan(answer, True)] for prompt, answer in pairs]
+    assert tokenize_spans(spans, byte_level()).num_answers_joined == [1, 0, 0, 0, 0]
+    learned = [[span._replace(has_loss=True) for span in example] for example in spans]  # --mask_prompt False
+    assert tokenize_spans(learned, byte_level()).num_answers_joined == [0] * 5
 
 
 @given(spans=SPANS)
@@ -97,7 +119,7 @@ def test_text_that_brings_its_own_ends_gets_no_second_ones(text: str, before: in
 
 
 def test_no_examples_are_no_rows() -> None:
-    assert tokenize_spans([], byte_level()) == ([], [])
+    assert tokenize_spans([], byte_level()) == ([], [], [])
 
 
 def test_a_tokenizers_own_truncation_cuts_nothing(tiny_model: Path) -> None:

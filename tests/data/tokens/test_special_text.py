@@ -33,7 +33,7 @@ PIECES = st.sampled_from(["</s>", "<s>", "<", "s>", " ", "Anna", "\n", "</s", "S
 
 
 def tokens_of(spans: list[TextSpan], tokenizer: Any) -> tuple[list[int], list[int]]:
-    ((ids,), (labels,)) = tokenize_spans([spans], tokenizer)
+    ((ids,), (labels,), _) = tokenize_spans([spans], tokenizer)
     return ids.tolist(), [token for token in labels.tolist() if token != -100]
 
 
@@ -237,7 +237,7 @@ def test_source_and_target_of_an_encoder_decoder_stay_text(family: str) -> None:
         said = special.as_text(f"It is {word} so.")
         return encode([[TextSpan(said, False), TextSpan(said, True)]], tokenizer, special=special)
 
-    for spelled, plain in zip(columns(end), columns("x"), strict=True):
+    for spelled, plain in zip(columns(end)[:2], columns("x")[:2], strict=True):
         assert specials(spelled[0].tolist(), tokenizer) == specials(plain[0].tolist(), tokenizer)
         assert spelled[0][-1] == plain[0][-1] == tokenizer.eos_token_id
 
