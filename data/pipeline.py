@@ -18,6 +18,7 @@ from data.batches.rows import Rows, make_rows
 from data.dataset_functions.importing import accepted_options, find_dataset_function
 from data.dataset_functions.user_errors import RAISED, failed, file_of
 from data.dataset_functions.watched_settings import refuse_unread, watched
+from data.sequences.ends import num_with_learned_padding
 from data.sequences.shared import note_on_shared
 from data.sequences.tokenized import Sequences, check_token_ids, checksum
 from data.splits.reading import first_rows
@@ -128,7 +129,7 @@ def load_data(
             refuse_unread(config)
         label = split if len(names) == 1 else f"{name}, {split}"
         check_token_ids(sequences, vocab_size, label)
-        notes.extend(sequences.describe(label))
+        notes.extend([*sequences.describe(label), *_note_on_padding(sequences, tokenizer, label)])
         return sequences
 
     missing = {} if train_config.run_validation is not None else _missing_validation(dataset_configs, streams)
@@ -151,6 +152,7 @@ def load_data(
             refuse_unread(source.dataset_config)
         train = join_sequences(heads)
         notes.extend(stream.describe(heads))
+        notes.extend(_note_on_padding(train, tokenizer, "the first training samples"))
     else:
         train_parts = [load(name, "train") for name in names]
         train = join_sequences(train_parts)
@@ -172,6 +174,18 @@ def load_data(
             if train_config.max_eval_step:
                 eval_rows = eval_rows.first(train_config.max_eval_step * train_config.val_batch_size)
     return RunData(train, evaluation, train_rows, eval_rows, stream, tuple(parts), epoch_indices, tuple(notes))
+
+
+def _note_on_padding(sequences: Sequences, tokenizer: PreTrainedTokenizerBase, label: str) -> list[str]:
+    """A line if padding seems to be learned, or an end token twice."""
+    # A dataset function may set `pad_token`; one of a user's needs no tokenizer at all.
+    ids = [getattr(tokenizer, name, None) for name in ("pad_token_id", "eos_token_id")]
+    if not (number := num_with_learned_padding(sequences, [token for token in ids if token is not None])):
+        return []
+    return [
+        f"{label}: {number:,} of {len(sequences):,} samples learn the padding or end token several times in a row; if "
+        "that is padding, give labels of -100 there, or an attention_mask of 0"
+    ]
 
 
 def _open_stream(

@@ -37,6 +37,18 @@ def end_ids(sequences: Sequences, special: Collection[int], context_length: int)
     return tuple(sorted({int(token) for token in (*found, *labels[stops])}))
 
 
+def num_with_learned_padding(sequences: Sequences, padding: Collection[int]) -> int:
+    """The number of samples that learn one of these tokens twice or more at their end, or right after their first.
+
+    Rows that were padded without saying so learn it at every place that was filled; an answer ends once.
+    """
+    labels, offsets = sequences.labels, sequences.label_offsets
+    starts, ends = (places[np.diff(offsets) > 2] for places in (offsets[:-1], offsets[1:]))
+    is_padding = np.isin(labels, list(padding))
+    twice = is_padding & (labels == np.append(labels[1:], IGNORE_INDEX))  # here and at the next place
+    return int((twice[ends - 2] | twice[starts + 1]).sum())
+
+
 def begins_with(sequences: Sequences, token: int) -> bool:
     """Whether most samples begin with this token; later parts of a text that was split do not."""
     firsts = sequences.input_ids[sequences.offsets[:-1][sequences.lengths > 0]]
