@@ -30,10 +30,10 @@ from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from transformers import AutoTokenizer
 
+from chat.conversation import Conversation, read_conversation
+from chat.samples import chat_samples
+from chat.template import ChatTemplate
 from configs.formats import DATASETS
-from data.chat.conversation import Conversation, read_conversation
-from data.chat.samples import chat_samples
-from data.chat.template import ChatTemplate
 from data.tokens.labels import IGNORE_INDEX
 from data.tokens.loss_mask import tokenize_spans
 from data.tokens.spans import BadExample

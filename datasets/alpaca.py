@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from chat.preference import LABELS, refuse_labels
 from configs.datasets import FORMS, FRACTION, MASK_PROMPT, DataSource
 from configs.setting import setting
-from data.chat.preference import LABELS, refuse_labels
 from data.prompts import alpaca_spans
 from data.splits.optional_columns import MEDIA_COLUMNS, optional_text, read_history, refuse_media
 from data.tokens.encoding import ONE_TEXT, Encode

@@ -13,15 +13,15 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
+from chat.conversation import columns_to_read, read_conversation
+from chat.samples import chat_samples
 from configs.datasets import DataSource
 from configs.setting import setting
-from data.chat.conversation import columns_to_read, read_conversation
-from data.chat.samples import chat_samples
 from data.tokens.spans import ChatSamples
 from utils.errors import ConfigError
 
 if TYPE_CHECKING:
-    from data.chat.template import ChatTemplate
+    from chat.template import ChatTemplate
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function_call")
 """The roles of turns; a function_call turn is the assistant's and holds the JSON of a call."""
@@ -63,8 +63,8 @@ class ChatDataset(DataSource):
 
 def get_chat_dataset(dataset_config: ChatDataset, tokenizer: Any, split: str, split_slice: str | None = None) -> Any:
     """Tokenized conversations (`input_ids`, `labels`)."""
-    from data.chat.columns import nested_columns, used_columns
-    from data.chat.template import ChatTemplate, use_template
+    from chat.columns import nested_columns, used_columns
+    from chat.template import ChatTemplate, use_template
     from data.splits.reading import load_split
     from data.tokenizing import tokenize_split
 

@@ -15,11 +15,11 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from chat.conversation import Conversation
+from chat.preference import LABELS, refuse_labels
+from chat.samples import chat_samples
 from configs.datasets import MASK_PROMPT, DataSource
 from configs.setting import setting
-from data.chat.conversation import Conversation
-from data.chat.preference import LABELS, refuse_labels
-from data.chat.samples import chat_samples
 from data.prompts import alpaca_spans
 from data.splits.optional_columns import MEDIA_COLUMNS, optional_text, read_history, refuse_media
 from data.tokens.encoding import ONE_TEXT, Encode
@@ -27,7 +27,7 @@ from data.tokens.spans import BadExample, ChatSamples, TextSpan
 from utils.errors import ConfigError
 
 if TYPE_CHECKING:
-    from data.chat.template import ChatTemplate
+    from chat.template import ChatTemplate
     from data.splits.examples import SplitExamples
 
 PAIRS = {"prompt": "completion", "instruction": "output", "question": "answer"}
@@ -85,7 +85,7 @@ def get_instruction_dataset(
     encode: Encode = ONE_TEXT,
 ) -> Any:
     """Tokenized examples; the completion and its end token are label tokens, the prompt is not."""
-    from data.chat.template import ChatTemplate, use_template
+    from chat.template import ChatTemplate, use_template
     from data.splits.reading import load_split
     from data.tokenizing import tokenize_split
 

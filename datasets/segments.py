@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from chat.lists_of_dicts import listed
+from chat.turn_keys import refuse_lost_meaning
 from configs.datasets import SPECIAL, DataSource
 from configs.setting import setting
-from data.chat.lists_of_dicts import listed
-from data.chat.turn_keys import refuse_lost_meaning
 from data.files.json_values import DECODER
 from data.tokens.spans import BadExample, ChatSamples, TextSpan
 from data.tokens.special_text import SpecialTokens

@@ -29,12 +29,12 @@ if __name__ == "__main__":
 
 import torch
 
+from chat.conversation import Conversation
+from chat.samples import chat_samples
+from chat.template import ChatTemplate
 from checkpointing.exporting.blueprint import load_tokenizer, read_model_config
 from checkpointing.exporting.model_source import open_source
 from checkpointing.exporting.verify import load_model
-from data.chat.conversation import Conversation
-from data.chat.samples import chat_samples
-from data.chat.template import ChatTemplate
 from data.images.opening import open_image
 from data.processors.tokenizer_loading import tokenizer_of
 from data.tokens.spans import BadExample

@@ -268,7 +268,7 @@ def _is_written(name: str, item: Any) -> bool:
 
 
 def _is_ours(kind: type) -> bool:
-    return kind.__module__.partition(".")[0] in ("configs", "data", "utils")
+    return kind.__module__.partition(".")[0] in ("chat", "configs", "data", "utils")
 
 
 def _library_key(value: Any) -> str:

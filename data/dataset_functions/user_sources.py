@@ -19,7 +19,7 @@ _LIBRARIES = tuple(Path(sysconfig.get_path(name)).resolve() for name in _SCHEME)
 _LIBRARY_FOLDERS = {"site-packages", "dist-packages"}  # of other places that Python may look in
 _PROJECT = Path(__file__).resolve().parents[2]
 _BUILT_IN = [BUILT_IN_FOLDER / f"{name}.py" for name in (*FORMATS, "tokenized")]
-_ROOMS = ("configs", "data", "evaluation", "policies", "ranks", "reporting", "resolving", "tasks", "utils")
+_ROOMS = ("chat", "configs", "data", "evaluation", "policies", "ranks", "reporting", "resolving", "tasks", "utils")
 _LONGEST_NAME = 255  # of a file: a longer text names none
 
 
@@ -40,8 +40,8 @@ def _has_packages(folder: Path) -> bool:
 
 
 def project_sources() -> list[Path]:
-    """The project's own code that decides what tokens are: data/, and the files of the built-in formats."""
-    return [*sorted((_PROJECT / "data").rglob("*.py")), *_BUILT_IN]
+    """The project's own code that decides what tokens are: data/, chat/, and the files of the built-in formats."""
+    return [*(file for room in ("data", "chat") for file in sorted((_PROJECT / room).rglob("*.py"))), *_BUILT_IN]
 
 
 def user_sources(files: Iterable[Path]) -> list[Path]:

@@ -15,9 +15,9 @@ import yaml
 from transformers.utils import chat_template_utils
 
 import finetuning
+from chat.conversation import Conversation
+from chat.template import ChatTemplate
 from configs.flags import parse_flags
-from data.chat.conversation import Conversation
-from data.chat.template import ChatTemplate
 from data.dataset_functions.function_key import tokenizer_key
 from data.dataset_functions.user_tokenizer import give_template_lists
 from data.processors.processor_loading import prompt_text

@@ -16,14 +16,14 @@ from rich.console import Console
 from transformers import AutoTokenizer
 
 import finetuning
+from chat.conversation import read_conversation
+from chat.samples import chat_samples
+from chat.template import ChatTemplate
 from configs.formats import DATASETS
 from data.batches.layout import BatchLayout
 from data.batches.padding import PaddedWidth
 from data.batches.rows import make_rows
 from data.batches.step_loader import StepLoader
-from data.chat.conversation import read_conversation
-from data.chat.samples import chat_samples
-from data.chat.template import ChatTemplate
 from data.sequences.causal import build_sequences
 from data.sequences.tokenized import Sequences
 from data.tokens.loss_mask import tokenize_spans

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
+from chat.template import use_template
 from checkpointing.state_json import StateError, read_state
 from configs.recipe_file import read_recipe
 from configs.run import RunConfig
 from configs.training import TrainConfig
-from data.chat.template import use_template
 from planning.machines.group_speeds import read_speeds
 from ranks.environment import lone_process
 from reporting.plan_figures import read_plan_figures

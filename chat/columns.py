@@ -7,8 +7,8 @@ from typing import Any
 
 import datasets
 
-from data.chat.conversation import PROMPT_COLUMNS, ChatSettings, columns_to_read, turn_columns
-from data.chat.preference import LABELS, PREFERENCE_COLUMNS, REJECTED
+from chat.conversation import PROMPT_COLUMNS, ChatSettings, columns_to_read, turn_columns
+from chat.preference import LABELS, PREFERENCE_COLUMNS, REJECTED
 from data.splits.examples import SplitExamples
 from utils.errors import ConfigError
 from utils.printing import print_line

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from data.chat.turns import Message
+from chat.turns import Message
 
 
 def with_json_arguments(message: Message) -> Message:

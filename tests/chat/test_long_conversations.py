@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from benchmarks.chat_masks import make_row
+from chat import long_conversations, rendered_turns, template
+from chat import samples as samples_module
+from chat.conversation import Conversation, read_conversation
+from chat.samples import chat_samples
+from chat.template import ChatTemplate
+from chat.turn_starts import render_with_starts, words_read
 from configs.formats import DATASETS
-from data.chat import long_conversations, rendered_turns, template
-from data.chat import samples as samples_module
-from data.chat.conversation import Conversation, read_conversation
-from data.chat.samples import chat_samples
-from data.chat.template import ChatTemplate
-from data.chat.turn_starts import render_with_starts, words_read
 from data.tokens.spans import BadExample, ChatSamples
 from tests.helpers.chat_templates import CHATML, FAMILIES, REWRITING
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
 
-from data.chat.lost_text import text_of, thoughts_of
-from data.chat.turns import Message
+from chat.lost_text import text_of, thoughts_of
+from chat.turns import Message
 
 _PLAIN = {str, int, float, bool, type(None)}
 

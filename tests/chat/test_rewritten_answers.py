@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
+from chat.conversation import read_conversation
+from chat.samples import chat_samples
+from chat.template import ChatTemplate
 from configs.formats import DATASETS
-from data.chat.conversation import read_conversation
-from data.chat.samples import chat_samples
-from data.chat.template import ChatTemplate
 from data.tokens.spans import BadExample
 from tests.helpers.chat_templates import CHATML, FAMILIES
 

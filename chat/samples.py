@@ -3,7 +3,7 @@
 A turn's loss begins where the template's generation prompt ends, and ends with the token that ends the turn. If the
 template has `{% generation %}`, it marks the assistant's parts itself. Otherwise the conversation is rendered up to
 each of the assistant's turns, once with the generation prompt and once with the turn: as the model meets it later. For
-conversations of many turns that is done for some of each kind (`data.chat.long_conversations`).
+conversations of many turns that is done for some of each kind (`chat.long_conversations`).
 
 Turns whose texts are beginnings of each other share a sample; with many templates that is the whole conversation.
 Templates that rewrite history when more follows (most drop earlier thoughts) give several samples, as few as possible,
@@ -18,9 +18,9 @@ from dataclasses import replace
 from itertools import product
 from typing import TYPE_CHECKING
 
-from data.chat.conversation import Conversation
-from data.chat.long_conversations import MANY_TURNS, samples_by_kinds
-from data.chat.lost_text import (
+from chat.conversation import Conversation
+from chat.long_conversations import MANY_TURNS, samples_by_kinds
+from chat.lost_text import (
     RenderedText,
     lost_from_answer,
     lost_from_history,
@@ -28,14 +28,14 @@ from data.chat.lost_text import (
     text_of,
     thoughts_of,
 )
-from data.chat.message_forms import with_json_arguments, with_null_content, with_parts
-from data.chat.rendered_turns import RenderedTurn, Sample, marked_turn, never_ends, prompted_turn, turn_ends
-from data.chat.turn_parts import learned_places
-from data.chat.unread_keys import unread_keys
+from chat.message_forms import with_json_arguments, with_null_content, with_parts
+from chat.rendered_turns import RenderedTurn, Sample, marked_turn, never_ends, prompted_turn, turn_ends
+from chat.turn_parts import learned_places
+from chat.unread_keys import unread_keys
 from data.tokens.spans import BadExample, ChatSamples, MaskWay, TextSpan
 
 if TYPE_CHECKING:
-    from data.chat.template import ChatTemplate
+    from chat.template import ChatTemplate
 
 _PARTS_AS_TEXT = ("'type': 'text'", '"type": "text"')  # of a template that does not know parts
 

@@ -6,8 +6,8 @@ import json
 from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
-from data.chat.lists_of_dicts import listed
-from data.chat.turn_keys import (
+from chat.lists_of_dicts import listed
+from chat.turn_keys import (
     DETAILS,
     MEDIA_KEYS,
     PART_KEYS,
@@ -17,7 +17,7 @@ from data.chat.turn_keys import (
     refuse_lost_meaning,
     with_known_names,
 )
-from data.chat.turn_parts import NOTHING, Parts, TurnPlaces, is_learned, parts_of, places_not_learned
+from chat.turn_parts import NOTHING, Parts, TurnPlaces, is_learned, parts_of, places_not_learned
 from data.splits.optional_columns import MEDIA
 from data.tokens.spans import BadExample
 

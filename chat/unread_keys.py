@@ -6,15 +6,15 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from data.chat.conversation import Conversation
-from data.chat.turn_keys import refuse_lost_meaning
-from data.chat.turns import Message
+from chat.conversation import Conversation
+from chat.turn_keys import refuse_lost_meaning
+from chat.turns import Message
 from data.tokens.spans import BadExample
 
 if TYPE_CHECKING:
-    from data.chat.template import ChatTemplate
+    from chat.template import ChatTemplate
 
-_CHECKED_ELSEWHERE = {"role", "content", "tool_calls", "reasoning_content", "thinking"}  # by data.chat.lost_text
+_CHECKED_ELSEWHERE = {"role", "content", "tool_calls", "reasoning_content", "thinking"}  # by chat.lost_text
 _OF_CALLS = "tool_calls."
 
 

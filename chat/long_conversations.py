@@ -1,10 +1,10 @@
 """Conversations of many turns, whose cost would grow with the square of these if each turn were rendered by itself.
 
-A conversation is rendered once, and marks in the template's loops tell where its turns begin (`data.chat.turn_starts`).
+A conversation is rendered once, and marks in the template's loops tell where its turns begin (`chat.turn_starts`).
 What a turn begins with, and whether it stands there as it does when it is the last, depends on its kind: on what it and
 the turns around it hold, not on their words. So some turns of each kind are rendered by themselves, and all others of
 the kind are taken alike. Some conversations are found in both ways, which must agree. Whatever is in doubt is rendered
-turn by turn (`data.chat.rendered_turns`).
+turn by turn (`chat.rendered_turns`).
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from data.chat.conversation import Conversation
-from data.chat.rendered_turns import Sample, prompted_turn, turn_ends
-from data.chat.turn_kinds import KindOfTurn, KindsOfTurns, is_plain, kinds_of, shape_of
-from data.chat.turn_parts import Place
+from chat.conversation import Conversation
+from chat.rendered_turns import Sample, prompted_turn, turn_ends
+from chat.turn_kinds import KindOfTurn, KindsOfTurns, is_plain, kinds_of, shape_of
+from chat.turn_parts import Place
 from utils.printing import print_line
 
 if TYPE_CHECKING:
-    from data.chat.template import ChatTemplate
-    from data.chat.turn_starts import RenderedStarts
+    from chat.template import ChatTemplate
+    from chat.turn_starts import RenderedStarts
 
 MANY_TURNS = 8  # that are learned; up to here each is rendered by itself
 _CHECKS_OF_A_KIND = 4

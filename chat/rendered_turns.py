@@ -8,14 +8,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from data.chat.conversation import Conversation
-from data.chat.lost_text import THOUGHTS, text_of
-from data.chat.turn_parts import Place
-from data.chat.turns import Message
+from chat.conversation import Conversation
+from chat.lost_text import THOUGHTS, text_of
+from chat.turn_parts import Place
+from chat.turns import Message
 from data.tokens.spans import BadExample
 
 if TYPE_CHECKING:
-    from data.chat.template import ChatTemplate
+    from chat.template import ChatTemplate
 
 _PROBE = "\ue000"  # a private character: no text has it
 

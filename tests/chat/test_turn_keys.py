@@ -8,10 +8,10 @@ from typing import Any
 import datasets
 import pytest
 
+from chat.conversation import read_conversation
+from chat.samples import chat_samples
+from chat.template import ChatTemplate
 from configs.formats import DATASETS
-from data.chat.conversation import read_conversation
-from data.chat.samples import chat_samples
-from data.chat.template import ChatTemplate
 from data.dataset_functions.importing import find_dataset_function
 from data.tokens.spans import BadExample, ChatSamples
 from tests.helpers.chat_templates import CHATML, FAMILIES, REWRITING

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from chat.conversation import read_conversation
+from chat.samples import chat_samples
+from chat.template import ChatTemplate, use_template
 from configs.formats import DATASETS
-from data.chat.conversation import read_conversation
-from data.chat.samples import chat_samples
-from data.chat.template import ChatTemplate, use_template
 from data.tokens.loss_mask import tokenize_spans
 from data.tokens.spans import BadExample, ChatSamples, MaskWay, TextSpan
 from tests.helpers.chat_templates import CHATML, FAMILIES, LLAMA_3, REWRITING

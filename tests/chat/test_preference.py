@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from chat.conversation import read_conversation
+from chat.preference import REJECTED
 from configs.formats import DATASETS
-from data.chat.conversation import read_conversation
-from data.chat.preference import REJECTED
 from data.dataset_functions.importing import find_dataset_function
 from data.sequences.causal import build_sequences
 from data.tokens.spans import BadExample

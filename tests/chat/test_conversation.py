@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from chat.conversation import Conversation, read_conversation
 from configs.formats import DATASETS
-from data.chat.conversation import Conversation, read_conversation
 from data.tokens.spans import BadExample
 
 ChatDataset = DATASETS["chat_dataset"]

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from data.chat.lists_of_dicts import listed
-from data.chat.preference import (
+from chat.lists_of_dicts import listed
+from chat.preference import (
     BESIDE_PREFERENCES,
     LABELS,
     PREFERENCE_COLUMNS,
@@ -15,8 +15,8 @@ from data.chat.preference import (
     refuse_preferences,
     unfolded,
 )
-from data.chat.turn_parts import NOTHING, TurnPlaces
-from data.chat.turns import Message, Turn, parse_json, read_turn, role_of, says_nothing, without_nulls
+from chat.turn_parts import NOTHING, TurnPlaces
+from chat.turns import Message, Turn, parse_json, read_turn, role_of, says_nothing, without_nulls
 from data.splits.optional_columns import MEDIA_COLUMNS, refuse_media
 from data.tokens.spans import BadExample
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
-from data.chat.turns import Message
+from chat.turns import Message
 
 THOUGHTS = ("reasoning_content", "thinking", "reasoning")
 _START_OF_THOUGHTS, _END_OF_THOUGHTS = "<think>", "</think>"

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 from jinja2 import TemplateError
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from data.chat.conversation import Conversation
-from data.chat.turn_kinds import KindsOfTurns
-from data.chat.turn_starts import RenderedStarts, render_with_starts, words_read
+from chat.conversation import Conversation
+from chat.turn_kinds import KindsOfTurns
+from chat.turn_starts import RenderedStarts, render_with_starts, words_read
 from data.tokens.spans import BadExample
 from data.tokens.special_text import SpecialTokens
 from utils.errors import ConfigError, in_one_line
@@ -57,7 +57,7 @@ class ChatTemplate:
     special_tokens: tuple[str, ...]  # longest first
     flag: str = FLAG  # that gives another template
     special: SpecialTokens | None = None  # that stay text where the data spells them; None: they are tokens there, too
-    # Whether it writes a key of the turns of a role, as it was found (`data.chat.unread_keys`).
+    # Whether it writes a key of the turns of a role, as it was found (`chat.unread_keys`).
     writes: dict[tuple[str, str], bool] = field(default_factory=dict, compare=False, repr=False)
     kinds: KindsOfTurns = field(default_factory=KindsOfTurns, compare=False, repr=False)
 
