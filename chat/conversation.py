@@ -91,17 +91,19 @@ def read_conversation(
     prompt, turns, is_good = _find_turns(example, config, names)
     drop_nulls = bool(nested_columns - {config.tools_column, _FUNCTIONS})
     read = [_read_turn(number, turn, names, drop_nulls) for number, turn in enumerate([*prompt, *turns], 1)]
+    before = _with_parallel_calls(read[: len(prompt)], prompt, names)
+    read = [*before, *_with_parallel_calls(read[len(prompt) :], turns, names)]
     messages = [turn.message for turn in read]
     if "developer" not in str(chat_template):
         messages = [m | {"role": "system"} if m["role"] == "developer" else m for m in messages]
     refuse_media(example, [message["content"] for message in messages])
     is_answer = [message["role"] == "assistant" for message in messages]
-    if not any(is_answer[len(prompt) :]):
+    if not any(is_answer[len(before) :]):
         raise BadExample("it has no assistant turn, so there are no label tokens")
     last = len(messages) - 1 - is_answer[::-1].index(True)
     only_last = config.learn == "last" or _mask_history(example)
     learned = [
-        answers and number >= len(prompt) and turn.is_learned is not False and (number == last or not only_last)
+        answers and number >= len(before) and turn.is_learned is not False and (number == last or not only_last)
         for number, (answers, turn) in enumerate(zip(is_answer, read, strict=True))
     ]
     if not is_good:
@@ -182,6 +184,29 @@ def _read_turn(number: int, turn: Any, names: Mapping[str, str], drop_nulls: boo
     except BadExample as error:
         role = (turn.get("role") or turn.get("from")) if isinstance(turn, Mapping) else None
         raise BadExample(f"turn {number}{f' ({role})' if role else ''}: {error}") from error
+
+
+def _with_parallel_calls(read: Sequence[Turn], turns: Sequence[Any], names: Mapping[str, str]) -> list[Turn]:
+    """The turns, those of ShareGPT's calls that follow each other as one, since a model makes them in one turn.
+
+    One by one, the first would be learned to end where the next call should come.
+
+    Args:
+        turns: as the data has them.
+    """
+    found: list[Turn] = []
+    last_role = None
+    for turn, said in zip(turns, read, strict=True):
+        role = role_of(turn, names)
+        is_call_alone = said.message.keys() == {"role", "content", "tool_calls"}  # without thoughts, or a name
+        if role == last_role == "function_call" and is_call_alone and said.is_learned == found[-1].is_learned:
+            message, unread_keys = found[-1].message, found[-1].unread_keys | said.unread_keys
+            calls = [*message["tool_calls"], *said.message["tool_calls"]]
+            found[-1] = found[-1]._replace(message={**message, "tool_calls": calls}, unread_keys=unread_keys)
+        else:
+            found.append(said)
+        last_role = role
+    return found
 
 
 def _mask_history(example: Mapping[str, Any]) -> bool:

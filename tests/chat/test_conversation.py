@@ -313,3 +313,22 @@ def test_every_text_and_call_of_a_conversation_is_read(
     assert list(found.has_loss[:-2]) == [
         role == "assistant" and bool(text.strip() or calls) for role, text, calls in said
     ]
+
+
+def test_calls_that_follow_each_other_as_turns_are_calls_of_one_turn() -> None:
+    """As ShareGPT's data writes parallel calls. A model makes both before it gets a result."""
+    first, second = ({"from": "function_call", "value": json.dumps({"name": n, "arguments": {}})} for n in "fg")
+    results = [{"from": "observation", "value": text} for text in ("1", "2")]
+    question, answer = {"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Both."}
+    found = read([question, first, second, *results, answer])
+    assert [message["role"] for message in found.messages] == ["user", "assistant", "tool", "tool", "assistant"]
+    assert [call["function"]["name"] for call in found.messages[1]["tool_calls"]] == ["f", "g"]
+    assert found.has_loss == (False, True, False, False, True)
+    one_turn = {"from": "function_call", "value": f"[{first['value']}, {second['value']}]"}
+    assert found == read([question, one_turn, *results, answer])
+    one_by_one = read([question, first, results[0], second, results[1], answer])
+    assert [len(message.get("tool_calls", [])) for message in one_by_one.messages] == [0, 1, 0, 1, 0, 0]
+    not_learned = read([question, first | {"weight": 0}, second, answer])  # a weight is that of one call
+    assert not_learned.has_loss == (False, False, True, True)
+    split = read_conversation({"prompt": [question, first], "completion": [second, answer]}, ChatDataset())
+    assert split.has_loss == (False, False, True, True)
