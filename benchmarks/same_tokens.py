@@ -90,6 +90,7 @@ def _read(name: str, config: DataSource, tokenizer: Any) -> Tokens:
         return [([*map(int, row["input_ids"])], [*map(int, row["labels"])]) for row in rows]
     except ConfigError as error:
         said = re.sub(r"^.*?(row \d+)", r"\1", str(error))
+        said = re.sub(r"--\w+_dataset\.", "--X.", said)  # the same data may be of two formats
         return re.sub(r" \(row \d+ of [^)]*\)", "", said)[:240]  # of several files the row's own; long ones are cut
 
 

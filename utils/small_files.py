@@ -95,7 +95,10 @@ def parse_json(data: bytes) -> Any:
         raise ValueError("nested too deeply") from error
     _check_nesting(value)
     if _HALF_A_PAIR.search(data):
-        json.dumps(value, ensure_ascii=False).encode()  # a UnicodeEncodeError is a ValueError
+        try:
+            json.dumps(value, ensure_ascii=False).encode()
+        except UnicodeEncodeError as error:
+            raise ValueError("a text holds half of a surrogate pair") from error
     return value
 
 

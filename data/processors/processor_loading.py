@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import inspect
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoProcessor, PreTrainedTokenizerBase
+from transformers import AutoProcessor, PaliGemmaProcessor, PreTrainedTokenizerBase
 from transformers.utils import IMAGE_PROCESSOR_NAME, PROCESSOR_NAME, cached_file
 
 from configs.training import TrainConfig
@@ -133,10 +132,10 @@ def image_inputs(processor: Any, image: Any, text: str) -> dict[str, torch.Tenso
 def learned_token_type(processor: Any) -> int:
     """The token type of text that is learned.
 
-    Where a processor takes a suffix (PaliGemma), type 0 is the prefix, whose tokens see each other both ways, and type
-    1 the suffix, which is causal. Elsewhere type 1 is an image.
+    For PaliGemma type 0 is the prefix, whose tokens see each other both ways, and type 1 the suffix, which is causal.
+    For others type 1 is an image.
     """
-    return int("suffix" in inspect.signature(type(processor).__call__).parameters)
+    return int(isinstance(processor, PaliGemmaProcessor))
 
 
 def num_end_tokens(tokenizer: PreTrainedTokenizerBase) -> int:

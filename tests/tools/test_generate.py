@@ -141,7 +141,10 @@ def test_what_cannot_be_answered_is_refused_in_a_line(tiny_model: Path, tmp_path
     (tmp_path / "deep.jsonl").write_text("[" * 100_000)
     for flags, reason in (
         ([str(tiny_model), "--prompts", str(tmp_path / "number.jsonl")], 'line 1: "prompt" is not text'),
-        ([str(tiny_model), "--prompts", str(tmp_path / "half.jsonl")], "is not text (no UTF-8 at character 1)"),
+        (
+            [str(tiny_model), "--prompts", str(tmp_path / "half.jsonl")],
+            'line 1, is not JSON with "prompt" (a text holds half of a surrogate',
+        ),
         ([str(tiny_model), "--prompts", str(tmp_path / "deep.jsonl")], 'line 1, is not JSON with "prompt"'),
         ([str(tiny_model), "--prompt", "a\udcff"], "is not text"),
         ([str(tiny_model), "--prompt", " "], "a prompt is empty"),
