@@ -89,7 +89,7 @@ def build(inputs: Inputs, env: Environment) -> TrainingParts:
         with computed_in_bf16(model):  # in float8 the scale of activations is that of all documents
             check_packing_isolates(
                 model,
-                lambda rows: task.summed_loss(model, collate(rows).to(env.device)),
+                lambda rows: task.token_losses(model, collate(rows).to(env.device)),
                 vocab_size=inputs.vocab_size,
                 row_length=resolved.context_length,
             )

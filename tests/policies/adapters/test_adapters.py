@@ -185,7 +185,10 @@ def test_a_name_that_cannot_be_adapted_is_refused_with_near_names(make: Any, tar
 def test_an_adapter_on_one_of_two_that_share_a_weight_is_said(tied: bool) -> None:
     settings = FAMILIES["llama"].config.to_dict() | {"tie_word_embeddings": tied}
     model = AutoModelForCausalLM.from_config(type(FAMILIES["llama"].config)(**settings))
-    for targets, said in (("embed_tokens,q_proj", "LoRA on model.embed_tokens: lm_head has"), ("q_proj", "")):
+    for targets, said in (
+        ("embed_tokens,q_proj", "LoRA on model.embed_tokens: lm_head shares its weight"),
+        ("q_proj", ""),
+    ):
         notes = notes_on(model, config_of("--lora_config.target_modules", targets))
         assert [note.startswith(said) for note in notes] == ([True] if tied and said else [])
 

@@ -308,7 +308,7 @@ def test_models_that_are_known_to_leak_do_leak_and_are_not_packed(name: str) -> 
     collate = Collator(packing=True, padding_id=0)
     with pytest.raises(ConfigError, match="would see each other"):
         check_packing_isolates(
-            model, lambda rows: TASK.summed_loss(model, collate(rows)), vocab_size=VOCAB, row_length=64
+            model, lambda rows: TASK.token_losses(model, collate(rows)), vocab_size=VOCAB, row_length=64
         )
 
 
