@@ -72,21 +72,22 @@ def _write(
             base.generation_config.save_pretrained(folder)
     else:
         with _with_own_class(model):
-            model.save_pretrained(folder, state_dict=_cast(model, state_dict, dtype), max_shard_size="5GB")
+            model.save_pretrained(folder, state_dict=cast_weights(model, state_dict, dtype), max_shard_size="5GB")
         if dtype is not None:
             _name_dtype(folder / CONFIG_NAME, dtype)
     tokenizer.save_pretrained(folder)
 
 
-def _cast(model: nn.Module, state_dict: dict[str, Any], dtype: torch.dtype | None) -> dict[str, Any]:
+def cast_weights(model: nn.Module, state_dict: dict[str, Any], dtype: torch.dtype | None) -> dict[str, Any]:
     """The state_dict with its floating-point tensors in this dtype, but for those that the family keeps in fp32."""
     if dtype is None:
         return state_dict
-    cast: dict[int, torch.Tensor] = {}  # by the id of the original: tied weights stay one tensor
+    cast: dict[tuple[int, torch.Size], torch.Tensor] = {}  # tied weights, which share their memory, stay one tensor
+    saved = dict(state_dict)
     for name, tensor in state_dict.items():
         if tensor.is_floating_point() and not must_be_exact(model, name):
-            cast.setdefault(id(tensor), tensor.to(dtype))
-    return {name: cast.get(id(tensor), tensor) for name, tensor in state_dict.items()}
+            saved[name] = cast.setdefault((tensor.data_ptr(), tensor.shape), tensor.to(dtype))
+    return saved
 
 
 def _name_dtype(config_file: Path, dtype: torch.dtype) -> None:

@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 from torch.distributed.checkpoint import HuggingFaceStorageReader
 from transformers import AutoModelForCausalLM
 
+from checkpointing.model_folder import cast_weights
 from configs.flags import parse_flags
 from policies.adapters.apply import store_adapters
 from policies.mixed_precision import Precision, resolve_precision
@@ -296,3 +297,10 @@ def test_a_bf16_model_is_saved_in_bf16_unless_all_bits_are_asked_for(
         (master,) = [whole for key, whole in trained.items() if key.endswith(name) and key.startswith("model.")]
         assert torch.equal(tensor, master.to(tensor.dtype))
         assert tensor.dtype == getattr(torch, config["dtype"])
+
+
+def test_a_tied_weight_that_is_saved_in_bf16_is_still_one_tensor(tied_model: Path) -> None:
+    model = AutoModelForCausalLM.from_pretrained(tied_model)
+    saved = cast_weights(model, model.state_dict(), torch.bfloat16)
+    assert saved["lm_head.weight"].data_ptr() == saved["model.embed_tokens.weight"].data_ptr()
+    assert saved["lm_head.weight"].dtype == torch.bfloat16
