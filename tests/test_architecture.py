@@ -69,6 +69,22 @@ def test_no_test_imports_from_another_test_module() -> None:
         assert not others, file
 
 
+def test_no_test_gives_a_wide_scope_to_values_that_bypass_their_fixture() -> None:
+    """`indirect=True` instead.
+
+    With `scope="module"` pytest makes a second definition of the fixture. Fixtures that depend on the name then keep
+    the value that they have from the other definition, unless the order of tests happens to end it in between.
+    """
+    calls = [
+        f"{file.relative_to(ROOT)}:{node.lineno}"
+        for file in ROOT.glob("tests/**/*.py")
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("parametrize")
+        if any(keyword.arg == "scope" for keyword in node.keywords)
+    ]
+    assert not calls
+
+
 def test_no_init_file_holds_code_and_datasets_has_none() -> None:
     assert not [file for file in FILES if file.name == "__init__.py" and file.read_text()]
     assert not (ROOT / "datasets/__init__.py").exists()

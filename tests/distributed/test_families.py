@@ -112,7 +112,7 @@ def test_the_saved_folder_has_the_format_of_the_original(model_folder: Path, run
     assert saved == base
 
 
-@pytest.mark.parametrize("name", slow_but(1, ["mixtral", "gpt_neox"]), scope="module")
+@pytest.mark.parametrize("name", slow_but(1, ["mixtral", "gpt_neox"]), indirect=True)
 def test_a_model_that_was_never_read_from_files_is_saved_in_the_format_of_its_family(
     model_folder: Path, process_group: ProcessGroup, tmp_path: Path
 ) -> None:
@@ -122,7 +122,7 @@ def test_a_model_that_was_never_read_from_files_is_saved_in_the_format_of_its_fa
     assert shapes_on_disk(tmp_path / "run/model") == shapes_on_disk(model_folder)
 
 
-@pytest.mark.parametrize("name", [name for name in FAMILIES if not FAMILIES[name].packs], scope="module")
+@pytest.mark.parametrize("name", [name for name in FAMILIES if not FAMILIES[name].packs], indirect=True)
 def test_packing_is_refused_where_documents_would_see_each_other(
     model_folder: Path, process_group: ProcessGroup, tmp_path: Path
 ) -> None:
@@ -132,7 +132,7 @@ def test_packing_is_refused_where_documents_would_see_each_other(
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("name", ["mistral", "gemma2", "gemma3"], scope="module")
+@pytest.mark.parametrize("name", ["mistral", "gemma2", "gemma3"], indirect=True)
 def test_the_windows_cut_at_these_lengths(model_folder: Path) -> None:
     """Else agreement with the plain loop would say nothing about sliding windows."""
     narrow = AutoModelForCausalLM.from_pretrained(model_folder)
@@ -144,7 +144,7 @@ def test_the_windows_cut_at_these_lengths(model_folder: Path) -> None:
 @pytest.mark.parametrize(
     "name",
     [name if name in ADAPTED else pytest.param(name, marks=pytest.mark.full) for name in FAMILIES],
-    scope="module",
+    indirect=True,
 )
 def test_adapters_train_as_in_a_plain_loop_and_load_in_plain_peft(
     name: str, model_folder: Path, process_group: ProcessGroup, tmp_path: Path

@@ -114,7 +114,7 @@ def test_a_resumed_run_is_bit_equal(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "name", keep_fast(OPTIMIZERS, ["AdamW8bit", "Adafactor"], full=["AdamW", "anyprecision"]), scope="module"
+    "name", keep_fast(OPTIMIZERS, ["AdamW8bit", "Adafactor"], full=["AdamW", "anyprecision"]), indirect=True
 )
 def test_so_it_is_through_checkpoints_of_one_file_written_beside_training(
     name: str, whole: Path, wide_model: Path, process_group: ProcessGroup, tmp_path: Path
