@@ -268,7 +268,7 @@ def must_read_now(job: Job, queued: QueuedStep) -> bool:
 
 def eval_is_due(job: Job, record: StepRecord) -> bool:
     """Whether an evaluation is due after this step."""
-    return record.ends_epoch or is_due(record.step, job.config.train_config.eval_every_steps)
+    return record.ends_epoch or is_due(record.step, job.config.train_config.eval_every(len(job.loaders.train)))
 
 
 def finish_step(job: Job, queued: QueuedStep, *, is_late: bool = False) -> None:

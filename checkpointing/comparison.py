@@ -38,6 +38,7 @@ MAY_CHANGE = _dotted(
             *("num_epochs", "max_train_step"),
             # evaluation and results
             *("run_validation", "val_batch_size", "max_eval_step", "eval_every_steps", "eval_before_training"),
+            *("evals_per_epoch",),
             *("eval_generate", "num_beams", "max_new_tokens", "max_generate_samples"),
             *("output_dir", "overwrite", "resume", "resume_anyway", "save_every_steps", "save_every_minutes"),
             *("keep_last", "keep_best", "async_save", "save_model", "save_dtype", "save_optimizer"),
@@ -175,10 +176,13 @@ def _settings_that_differ(checkpoint: Checkpoint, config: RunConfig, num_steps: 
             # Files may have moved; their tokens are compared, by data_fingerprint.
             if name not in MAY_CHANGE and field != "data_path" and _comparable(name, before) != _comparable(name, now):
                 differences[name] = f"{flag(name)} {_shown(now)} (there {_shown(before)})"
-    if config.train_config.scheduler not in ("step", "constant") and num_steps != checkpoint.values["num_steps"]:
+    train = config.train_config
+    by_length = f"--warmup_ratio {train.warmup_ratio:g} raises lr" if train.warmup_ratio else ""
+    if train.scheduler not in ("step", "constant"):
+        by_length = f"--scheduler {train.scheduler} lowers lr"
+    if by_length and num_steps != checkpoint.values["num_steps"]:
         differences["num_steps"] = (
-            f"{num_steps} optimizer steps (there {checkpoint.values['num_steps']}), over which "
-            f"--scheduler {config.train_config.scheduler} lowers lr"
+            f"{num_steps} optimizer steps (there {checkpoint.values['num_steps']}), over which {by_length}"
         )
     return differences
 

@@ -1,29 +1,19 @@
 """Hints for names that other tools use for our settings."""
 
 from configs.optimizers import OPTIMIZERS
+from configs.renamed import RENAMED_HINTS
 
-_BATCH = "--batch_size_training (rows per rank per micro-batch)"
 _PRECISION = "--pure_bf16 (all bf16), --mixed_precision True|False, or --use_fp16"
-_REDUCTION = "--reduce_dtype fp32|bf16"
-_EPOCHS = "--num_epochs"
-_STEPS = "--max_train_step (optimizer steps)"
-_ACCUMULATION = "--gradient_accumulation_steps, or --global_batch_size in rows"
 _TOKENS = "--add_special_tokens a,b"
-_LENGTH = "--context_length (tokens)"
-_MODEL = "--model_name"
 _PEFT = "--use_peft, with --lora_config.r, .lora_alpha, .target_modules and .lora_dropout"
 _QUANTIZATION = "--quantization 4bit|8bit"
 _QUANT_TYPE = "--quant_type nf4|fp4, with --quantization 4bit"
-_DOUBLE_QUANT = "--use_double_quant, with --quantization 4bit"
-_QUANT_COMPUTE = "--compute_dtype fp32|bf16|fp16 (left out: that of the run)"
-_QUANT_STORAGE = "--quant_storage (left out: one that every layout copies unchanged)"
 _SHARDING = (
     "--enable_fsdp with --sharding_strategy FULL_SHARD|SHARD_GRAD_OP|NO_SHARD|HYBRID_SHARD; "
     "for DeepSpeed's offload of the optimizer, --optimizer_cpu_offload"
 )
 _CHECKPOINTING = "--activation_checkpointing off|selective|full|auto"
 _OFFLOAD = "--fsdp_cpu_offload (weights too, under --enable_fsdp) or --optimizer_cpu_offload"
-_ACTIVATIONS_ON_HOST = "--activation_offloading, with --activation_checkpointing full"
 _UNITS = "--wrap layer|root (the layers are found in the model)"
 _OPTIMIZER = f"--optimizer {'|'.join(OPTIMIZERS)}"
 _CLIPPING = "--gradient_clipping with --gradient_clipping_threshold"
@@ -31,7 +21,6 @@ _KERNELS = "--use_fast_kernels"
 _EVALUATION = "--run_validation True|False and --eval_every_steps (optimizer steps)"
 _LOGGING = "--log_every_steps (optimizer steps)"
 _TRACKERS = "--use_wandb or --use_tensorboard"
-_SLICE = "--split_slice (1%, or a number of examples)"
 _DATA = "--dataset NAME with --NAME.data_path FILE_OR_FOLDER"
 _TARGETS = "--lora_config.target_modules, with"
 _SAVING = "--save_every_steps N (0: no checkpoints) and --save_model True|False"
@@ -40,7 +29,6 @@ _RUN_NAME = "--output_dir, whose last part names the run"
 _FRACTION = "--chat_dataset.validation_fraction, with the name of your dataset"
 _ANSWERS_ALONE = "--mask_prompt (True: answers alone are learned; of chats always)"
 _EVALUATED_BEST = "--best_metric; model/ and adapter/ hold the weights of the best evaluation without a flag"
-_TRAINED_ON = "--from_peft_checkpoint"
 _FLOOR = "--min_lr (a learning rate, no share)"
 _ROUGE = "--eval_generate"
 _LAUNCHER = "torchrun's --nproc_per_node and --nnodes, before finetuning.py"
@@ -54,59 +42,30 @@ _TRUNCATION = "--truncation right|left|drop|error|split"
 _TEMPLATE = "--chat_dataset.chat_template FILE (left out: the tokenizer's own)"
 
 _NAMES: dict[str, str] = {
-    # Batches
-    _BATCH: (
-        "batch_size batchsize bs micro_batch_size train_batch_size per_device_train_batch_size "
-        "train_micro_batch_size_per_gpu"
-    ),
-    "--val_batch_size": "eval_batch_size per_device_eval_batch_size batch_size_val",
-    _ACCUMULATION: (
-        "accumulate_grad_batches gradient_accumulation gradient_accumulation_iters grad_accum grad_accumulation_steps "
-        "gas"
-    ),
     # Precision
     _PRECISION: "precision bf16 fp16 fp32 dtype torch_dtype bfloat16 use_bf16 float16 half",
     "--float8 tensorwise": "fp8 use_fp8",
     # Length and schedule
-    "--lr": "learning_rate",
-    _EPOCHS: "epochs max_epochs num_train_epochs",
-    _STEPS: "max_step max_steps max_train_steps iters max_iters num_training_steps",
     _OPTIMIZER: "optim optimizer_name",
     "--lr, --weight_decay, and --optimizer with its own flags": "optim_args",
     "--optimizer AdamW8bit": "use_8bit_adam use_8bit_optimizer",
     "--optimizer anyprecision with --use_kahan_summation": "kahan_sum",
     "--decay_norms_and_biases False": "no_decay",
     "--scheduler step|cosine|linear|constant": "lr_scheduler lr_scheduler_type",
-    "--warmup_steps (optimizer steps)": (
-        "warmup warmup_ratio lr_warmup_steps num_warmup_steps lr_warmup_ratio warmup_updates"
-    ),
-    _FLOOR: "min_lr_ratio min_lr_rate cosine_min_lr_ratio eta_min min_learning_rate lr_end final_lr",
+    _FLOOR: "min_lr_ratio min_lr_rate cosine_min_lr_ratio",
     _CLIPPING: "max_grad_norm clip_grad_norm gradient_clip_val max_norm",
-    "--seed": "random_seed data_seed random_state shuffle_seed",
     "--limit_train_batches (micro-batches of each rank)": "max_steps_per_epoch",
     "--adam_beta1 and --adam_beta2": "betas adam_betas",
-    "--adam_beta1": "beta1",
-    "--adam_beta2": "beta2",
-    "--deterministic": "full_determinism",
-    "--label_smoothing": "label_smoothing_factor",
     # Data
-    _LENGTH: (
-        "max_length max_seq_length max_seq_len model_max_length sequence_len seq_len block_size cutoff_len "
-        "max_packed_sequence_len seq_length sequence_length max_context_length context_window n_ctx"
-    ),
     _PACKING: (
-        "packing sample_packing eval_sample_packing pad_to_sequence_len pad_to_max_length padding_free neat_packing "
-        "packed eval_packing packing_strategy"
+        "packing sample_packing eval_sample_packing pad_to_sequence_len pad_to_max_length padding_free "
+        "neat_packing packed eval_packing packing_strategy"
     ),
     "--batching_strategy padding (batches then hold sequences of similar length)": "group_by_length",
     _TOKENS: (
         "special_tokens new_special_tokens additional_special_tokens add_tokens resize_vocab resize_token_embeddings"
     ),
     _TRUNCATION: "truncation_side truncation_mode",
-    "--num_workers_dataloader": (
-        "num_workers dataloader_num_workers dataloader_prefetch_factor dataloader_persistent_workers"
-    ),
-    _SLICE: "num_train_samples max_train_samples max_samples",
     _DATA: "data data_dir dataset_name dataset_path train_file datasets train_dataset data_files dataset_dir",
     _FRACTION: (
         "val_size val_set_size validation_split_percentage val_split_fraction test_split_size split_dataset_ratio"
@@ -123,28 +82,20 @@ _NAMES: dict[str, str] = {
     "--max_eval_step (batches of --val_batch_size), or --split_slice": (
         "max_eval_samples max_val_samples val_batches limit_val_batches eval_iters"
     ),
-    "--max_generate_samples, with --eval_generate": "max_predict_samples",
     _HUB_CONFIG: "dataset_config dataset_config_name subset",
     "--text_dataset.text_column": "dataset_text_field",
     "--chat_dataset.train_split, with the name of your dataset": "dataset_train_split",
     "--chat_dataset.test_split, with the name of your dataset": "dataset_test_split",
     "--chat_dataset.streaming, with the name of your dataset": "dataset_streaming lazy_preprocess",
     "--dataset_weights, one for each of --dataset": "interleave_probs probabilities",
-    "--shuffle_buffer_size": "buffer_size",
     "--dataset FILE.py:FUNCTION": "formatting_func",
     "--dataset, whose name is the format": "dataset_format dataset_type",
     # Model
-    _MODEL: (
-        "model model_path model_id model_ckpt model_checkpoint model_name_or_path base_model checkpoint_dir "
-        "checkpointer pretrained_model_name_or_path"
-    ),
-    "--tokenizer_name": "tokenizer tokenizer_name_or_path tokenizer_path",
     _KERNELS: (
         "attn_implementation flash_attn flash_attention use_flash_attention_2 attn_impl sdp_attention "
         "xformers_attention"
     ),
-    "--compile": "torch_compile use_compile torch_compile_backend torch_compile_mode",
-    "--low_cpu_fsdp": "low_cpu_mem_usage cpu_ram_efficient_loading fsdp_cpu_ram_efficient_loading",
+    "--compile": "torch_compile_backend torch_compile_mode",
     _FUSED: "liger_rope liger_rms_norm liger_layer_norm liger_glu_activation",
     "--enable_fsdp, under torchrun": "device_map",
     # Adapters
@@ -156,33 +107,19 @@ _NAMES: dict[str, str] = {
     f"{_TARGETS} o_proj": "lora_projection",
     f"{_TARGETS} gate_proj,up_proj,down_proj": "lora_mlp apply_lora_to_mlp",
     f"{_TARGETS} lm_head with the others": "lora_head apply_lora_to_output",
-    "--lora_config.r": "lora_r lora_rank rank",
-    "--lora_config.lora_alpha": "alpha",
     "--lora_config.target_modules a,b or all-linear": (
         "lora_target lora_target_modules lora_modules lora_attn_modules target_regex"
     ),
     f"{_TARGETS} all-linear": "lora_target_linear",
-    _TRAINED_ON: "lora_model_dir adapter_name_or_path adapter_path resume_adapter_file",
-    "--lora_config.lora_dropout": "dropout",
-    "--lora_config.use_dora": "dora",
-    "--lora_config.use_rslora": "rslora",
     "--peft_method prefix with --prefix_config.num_virtual_tokens": "prefix_tuning",
-    "--prefix_config.num_virtual_tokens": "prefix_length",
     _QUANTIZATION: (
         "quantize load_in_4bit load_in_8bit use_4bit use_8bit bits quantization_bit quant_bits quantize_base"
     ),
-    _QUANT_TYPE: "nf4 fp4 bnb_4bit_quant_type quantization_type",
-    _DOUBLE_QUANT: (
-        "bnb_4bit_use_double_quant double_quant double_quantization nested_quant use_nested_quant use_bnb_nested_quant"
-    ),
-    _QUANT_COMPUTE: "bnb_4bit_compute_dtype bnb_compute_dtype",
-    _QUANT_STORAGE: "bnb_4bit_quant_storage bnb_4bit_quant_storage_dtype",
-    "--peft_dtype fp32|bf16": "lora_dtype autocast_adapter_dtype",
+    _QUANT_TYPE: "nf4 fp4",
+    "--peft_dtype fp32|bf16": "autocast_adapter_dtype",
     "--freeze_layers with --num_freeze_layers": "freeze",
-    _REDUCTION: "mixed_precision_reduce communication_data_type",
     _FROZEN: "freeze_trainable_layers trainable_layers unfreeze_layers",
     "--freeze_language_model": "freeze_LLM_only",
-    "--freeze_vision": "freeze_vision_tower freeze_vit",
     # Layout
     _SHARDING: "fsdp use_fsdp strategy deepspeed deepspeed_config zero_optimization",
     "always so, under --sharding_strategy NO_SHARD too": "gradient_as_bucket_view",
@@ -193,25 +130,18 @@ _NAMES: dict[str, str] = {
         "act_ckpt gradient_checkpointing use_gradient_checkpointing gradient_checkpointing_kwargs grad_checkpoint "
         "use_reentrant use_reentrant_gc enable_activation_checkpointing disable_gradient_checkpointing"
     ),
-    _ACTIVATIONS_ON_HOST: "enable_activation_offloading activation_offload",
     _LAUNCHER: (
         "devices num_gpus num_nodes num_processes num_machines machine_rank nnodes nproc_per_node gpus ngpus "
         "world_size num_gpus_per_node"
     ),
     "--step_timeout_seconds": "ddp_timeout",
-    "--checkpoint_type SHARDED_STATE_DICT|FULL_STATE_DICT": "state_dict_type fsdp_state_dict_type",
     "--sharding_strategy FULL_SHARD (True) or SHARD_GRAD_OP (False)": (
         "reshard_after_forward fsdp_reshard_after_forward"
     ),
-    "--sharding_group_size, with --sharding_strategy HYBRID_SHARD": "dp_shard_size data_parallel_shard_dim",
-    "--replica_group_size, with --sharding_strategy HYBRID_SHARD": "dp_replicate_size data_parallel_replicate_dim",
     # Evaluation and results
-    _EVALUATION: (
-        "do_eval eval_steps evaluation_steps eval_interval eval_strategy evaluation_strategy evals_per_epoch interval "
-        "eval_every steps_per_eval val_check_interval run_val_every_n_steps skip_eval no_eval"
-    ),
+    _EVALUATION: "do_eval eval_strategy evaluation_strategy skip_eval no_eval",
     _EVALUATED_BEST: "metric_for_best_model load_best_model_at_end",
-    _LOGGING: "logging_steps log_interval log_every_n_steps logging_strategy steps_per_report",
+    _LOGGING: "logging_strategy",
     _TRACKERS: (
         "report_to wandb tensorboard enable_wandb use_swanlab use_mlflow use_trackio logger logger_name log_with "
         "trackers"
@@ -219,62 +149,13 @@ _NAMES: dict[str, str] = {
     _WANDB: "wandb_project wandb_entity project entity",
     _RUN_NAME: "wandb_name wandb_run_name run_name",
     _ROUGE: "rouge predict_with_generate do_predict",
-    "--num_beams, with --eval_generate": "generation_num_beams",
-    "--max_new_tokens, with --eval_generate": "generation_max_length",
-    _SAVING: (
-        "enable_checkpointing checkpointing_steps save_steps save_strategy saves_per_epoch save_interval save_every "
-        "steps_per_save save_freq"
-    ),
+    _SAVING: "enable_checkpointing save_strategy saves_per_epoch",
     "--save_every_steps 0 with --save_every_minutes 0 (no checkpoints; the weights are saved)": (
         "save_only_model save_adapter_weights_only"
     ),
-    "--keep_last": "save_total_limit",
-    "--output_dir": "out_dir save_dir",
-    "--overwrite": "overwrite_output_dir",
-    "--resume": "resume_from_checkpoint resume_training recipe_checkpoint",
-    "--eval_before_training": "eval_on_start initial_validation",
     _WANDB_NOTES: "wandb_mode wandb_tags wandb_group tags group notes job_type mode",
     "--output_dir (its folder tensorboard)": "logging_dir log_dir",
-    "--print_memory": "log_peak_memory_stats",
-    "--loss_chunk_size": "cut_cross_entropy chunked_cross_entropy",
 }
 
-HINTS: dict[str, str] = {name: hint for hint, names in _NAMES.items() for name in names.split()}
+HINTS: dict[str, str] = {name: hint for hint, names in _NAMES.items() for name in names.split()} | RENAMED_HINTS
 """The flags that mean the same here, by the name that other tools use."""
-
-VALUE_HINTS: dict[str, dict[str, str]] = {
-    "peft_method": {
-        "none": "to train all weights, leave --use_peft and this out",
-        "qlora": "here it is lora, with --quantization 4bit",
-        "dora": "here it is lora, with --use_dora",
-    },
-    "quantization": {
-        **dict.fromkeys(("4", "int4"), "here it is 4bit"),
-        **dict.fromkeys(("8", "int8", "bnb.int8"), "here it is 8bit"),
-        **dict.fromkeys(("nf4", "bnb.nf4"), "here it is 4bit"),
-        **dict.fromkeys(("fp4", "bnb.fp4"), "here it is 4bit, with --quant_type fp4"),
-        "bnb.nf4-dq": "here it is 4bit, with --use_double_quant",
-        "bnb.fp4-dq": "here it is 4bit, with --quant_type fp4 and --use_double_quant",
-    },
-    "mixed_precision": {
-        "bf16": "here it is True",
-        "fp16": "here it is --use_fp16",
-        "fp8": "here it is --float8 tensorwise",
-    },
-    "activation_checkpointing": {"true": "here it is full", "false": "here it is off"},
-    "batching_strategy": {"true": "here it is packing", "false": "here it is padding"},
-    "scheduler": {
-        "constant_with_warmup": "here it is constant, with --warmup_steps",
-        "linear_with_warmup": "here it is linear, with --warmup_steps",
-        "cosine_with_warmup": "here it is cosine, with --warmup_steps",
-        "cosine_with_min_lr": "here it is cosine, with --min_lr",
-    },
-    "optimizer": {name: hint for listed in OPTIMIZERS.values() for name, hint in listed.hints.items()},
-    "sharding_strategy": {
-        "ddp": "here it is --enable_fsdp False",
-        "deepspeed": "here it is FULL_SHARD",
-        **dict.fromkeys(("zero2", "zero-2", "shard_grad_op auto_wrap"), "here it is SHARD_GRAD_OP"),
-        **dict.fromkeys(("zero3", "zero-3", "full_shard auto_wrap"), "here it is FULL_SHARD"),
-    },
-}
-"""Our values by setting and by other tools' values of it, in lower case."""

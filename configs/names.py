@@ -5,7 +5,8 @@ from difflib import SequenceMatcher
 from typing import NamedTuple
 
 from configs.formats import DATASETS
-from configs.hints import HINTS, VALUE_HINTS
+from configs.hints import HINTS
+from configs.other_values import value_hint as hint_of_value
 from configs.run import SECTIONS, SETTINGS
 from configs.unsupported_flags import UNSUPPORTED
 
@@ -63,14 +64,14 @@ def explain_unknown(name: str) -> str:
 
 def value_hint(dotted: str, raw: str | list[str]) -> str:
     """A clause that says what to write instead of a value of other tools; empty if the value is unknown."""
-    hint = VALUE_HINTS.get(dotted.split(".")[1], {}).get(raw.lower()) if isinstance(raw, str) else None
+    hint = hint_of_value(dotted.split(".")[1], raw) if isinstance(raw, str) else ""
     return f"; {hint}" if hint else ""
 
 
 _LIKE = 0.7
 _LIKE_IN_A_SECTION = 0.65  # a section has few names to confuse
 _SHORTEST_BEGINNING = 3
-_MOST_NAMES = 3  # more names are not a guess
+_MOST_NAMES = 4  # more names are not a guess
 
 
 class _Near(NamedTuple):

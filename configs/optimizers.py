@@ -28,7 +28,7 @@ class ListedOptimizer:
         compiles: whether --compile_optimizer applies.
         conflicts: switches that cannot be on, and for each the reason and the remedy.
         spellings: other names of it, in lower case.
-        hints: for other tools' values of this flag, in lower case, that are refused: the value to give here.
+        other_values: for other tools' values of this flag, in lower case, that are refused: the flags to give besides.
     """
 
     help: str
@@ -37,7 +37,7 @@ class ListedOptimizer:
     compiles: bool = False
     conflicts: Mapping[str, str] = field(default_factory=dict)
     spellings: tuple[str, ...] = ()
-    hints: Mapping[str, str] = field(default_factory=dict)
+    other_values: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
 
 _BETAS = ("adam_beta1", "adam_beta2")
@@ -48,7 +48,7 @@ OPTIMIZERS: dict[str, ListedOptimizer] = {
         settings=_BETAS,
         compiles=True,
         spellings=("adamw_torch", "adamw_torch_fused", "adamw_hf"),
-        hints={"paged_adamw_32bit": "here it is AdamW, with --optimizer_cpu_offload"},
+        other_values={"paged_adamw_32bit": {"optimizer_cpu_offload": "True"}},
     ),
     "SGD": ListedOptimizer("with momentum", settings=("momentum",), momentum=0.9),
     "anyprecision": ListedOptimizer(
@@ -61,7 +61,7 @@ OPTIMIZERS: dict[str, ListedOptimizer] = {
         settings=_BETAS,
         conflicts={"fsdp_cpu_offload": _IN_8_BITS, "optimizer_cpu_offload": _IN_8_BITS},
         spellings=("adamw_8bit", "adamw_bnb_8bit"),
-        hints=dict.fromkeys(("adam_8bit", "adam8bit", "adamw_torch_8bit"), "here it is AdamW8bit"),
+        other_values={name: {} for name in ("adam_8bit", "adam8bit", "adamw_torch_8bit")},
     ),
     "PagedAdamW8bit": ListedOptimizer(
         "AdamW8bit with states that move to host memory if the GPU's is full",

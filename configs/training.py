@@ -1,5 +1,6 @@
 """Settings of the training: model, data, batches, schedule, evaluation and results."""
 
+import math
 from dataclasses import MISSING, dataclass
 from typing import Literal
 
@@ -245,6 +246,12 @@ class TrainConfig:
         0.85, "multiply the learning rate by this after each epoch (scheduler step)", exclusive_minimum=0, maximum=1
     )
     warmup_steps: int = setting(0, "optimizer steps over which the learning rate rises from 0", unit="steps", minimum=0)
+    warmup_ratio: float = setting(
+        0.0,
+        "warmup_steps as a share of all optimizer steps of the run, rounded up",
+        minimum=0,
+        exclusive_maximum=1,
+    )
     weight_decay: float = setting(0.0, "weight decay of the optimizer", minimum=0)
     decay_norms_and_biases: bool = setting(
         True, "apply weight_decay to parameters of one dimension too: biases and the weights of norms"
@@ -285,6 +292,12 @@ class TrainConfig:
     max_eval_step: int = setting(0, "end an evaluation after so many batches; 0: no limit", unit="batches", minimum=0)
     eval_every_steps: int = setting(
         0, "also evaluate every so many optimizer steps; 0: only at the end of each epoch", unit="steps", minimum=0
+    )
+    evals_per_epoch: int = setting(
+        0,
+        "eval_every_steps as a number of evaluations in an epoch, its end counted; 0: as eval_every_steps says",
+        unit="evaluations",
+        minimum=0,
     )
     eval_before_training: bool = setting(False, "evaluate once before the first step")
     eval_generate: bool = setting(
@@ -373,3 +386,11 @@ class TrainConfig:
     def datasets(self) -> tuple[str, ...]:
         """The dataset names in `dataset`."""
         return tuple(name.strip() for name in self.dataset.split(","))
+
+    def warmup_of(self, num_steps: int) -> int:
+        """Optimizer steps of warm-up in a run of so many; a ratio is rounded up, as in transformers."""
+        return math.ceil(self.warmup_ratio * num_steps) if self.warmup_ratio else self.warmup_steps
+
+    def eval_every(self, steps_per_epoch: int) -> int:
+        """Optimizer steps from one evaluation to the next; 0: only at the end of each epoch."""
+        return math.ceil(steps_per_epoch / self.evals_per_epoch) if self.evals_per_epoch else self.eval_every_steps

@@ -237,6 +237,8 @@ def _check_batches_and_schedule(config: RunConfig) -> None:
         raise ConfigError("--global_batch_size: it sets --gradient_accumulation_steps; leave one of them out")
     if config.was_given("train_config.gamma") and train.scheduler != "step":
         raise ConfigError(f"--gamma: only --scheduler step uses it, not {train.scheduler}; leave one of them out")
+    if train.warmup_steps and train.warmup_ratio:
+        raise ConfigError("--warmup_ratio: it sets --warmup_steps; leave one of them out")
     if train.min_lr > train.lr:
         raise ConfigError(f"--min_lr: {train.min_lr:g} is above --lr {train.lr:g}, from where it would fall; lower it")
     if train.min_lr and train.scheduler == "constant":
@@ -247,7 +249,11 @@ def _check_batches_and_schedule(config: RunConfig) -> None:
 
 def _check_evaluation_and_results(config: RunConfig) -> None:
     train = config.train_config
-    for field in ("eval_every_steps", "eval_before_training"):
+    if train.eval_every_steps and train.evals_per_epoch:
+        raise ConfigError("--evals_per_epoch: it sets --eval_every_steps; leave one of them out")
+    if train.evals_per_epoch and config.streams:
+        raise ConfigError("--evals_per_epoch: the steps of a stream's epoch are not known; give --eval_every_steps")
+    for field in ("eval_every_steps", "evals_per_epoch", "eval_before_training"):
         if getattr(train, field) and train.run_validation is False:
             raise ConfigError(f"--{field}: nothing is evaluated with --run_validation False; leave one of them out")
     if train.dist_checkpoint_root_folder is None:

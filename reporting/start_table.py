@@ -33,7 +33,7 @@ def start_table(
         "trained": _trained(config, description["model"]),
         "layout": _layout(env, resolved, description["devices"]),
         "compute": _compute(train, config.quantization_config, resolved),
-        "optimizer": _optimizer(train, fsdp, resolved["lr"]),
+        "optimizer": _optimizer(train, fsdp, resolved["lr"], train.warmup_of(start["num_steps"])),
         "devices": "; ".join(_device(group) for group in description["devices"]),
         "data": f"{train.dataset}: {_data(train, resolved, description['data'])}",
         "steps": _steps(train, start, resolved, env.world_size),
@@ -94,10 +94,10 @@ def _compute(train: TrainConfig, quantized: QuantizationConfig, resolved: dict[s
     )
 
 
-def _optimizer(train: TrainConfig, fsdp: FsdpConfig, lr: float) -> str:
+def _optimizer(train: TrainConfig, fsdp: FsdpConfig, lr: float, warmup_steps: int) -> str:
     schedule = f"{train.scheduler} (gamma {train.gamma:g})" if train.scheduler == "step" else train.scheduler
     schedule += f" to at least {train.min_lr:g}" if train.min_lr else ""
-    warmup = f" after {train.warmup_steps} steps of warm-up" if train.warmup_steps else ""
+    warmup = f" after {warmup_steps} steps of warm-up" if warmup_steps else ""
     clips = f"clipping at {train.gradient_clipping_threshold:g}" if train.gradient_clipping else "no clipping"
     decays = "" if train.decay_norms_and_biases else " (not of norms and biases)"
     betas = (train.adam_beta1, train.adam_beta2)  # shown unless they are the defaults
@@ -168,9 +168,11 @@ def start_warnings(train: TrainConfig, start: dict[str, Any]) -> list[str]:
             f"warning: {plural(start['num_train_rows'], 'training row')} for {start['world_size']} ranks: "
             "some ranks have nothing to do"
         )
-    if train.warmup_steps >= start["num_steps"]:
+    warmup_steps = train.warmup_of(start["num_steps"])
+    if warmup_steps >= start["num_steps"]:
+        flag = "--warmup_ratio" if train.warmup_ratio else "--warmup_steps"
         lines.append(
-            f"warning: the learning rate rises for {train.warmup_steps} steps (--warmup_steps), and the run ends after "
+            f"warning: the learning rate rises for {warmup_steps} steps ({flag}), and the run ends after "
             f"{start['num_steps']}: it never reaches --lr"
         )
     if not train.save_model:

@@ -258,7 +258,8 @@ def _run_seconds(
     # An epoch's last step may have fewer micro-batches, but its update is a whole one.
     training = of_epoch * (step.total - step.optimizer) + steps_per_epoch * step.optimizer
     # One at the end of each epoch.
-    num_evaluations = 1 + (steps_per_epoch // train.eval_every_steps if train.eval_every_steps else 0)
+    eval_every = train.eval_every(steps_per_epoch)
+    num_evaluations = 1 + (steps_per_epoch // eval_every if eval_every else 0)
     seconds_per_epoch = training + num_evaluations * evaluation
     return steps_per_epoch, num_steps, seconds_per_epoch, seconds_per_epoch * num_steps / steps_per_epoch
 

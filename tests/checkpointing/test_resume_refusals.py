@@ -135,6 +135,13 @@ def test_a_setting_that_the_checkpoint_does_not_know_yet_is_compared_with_its_de
         check_same(checkpoint, now, {}, num_steps=9)
 
 
+def test_a_warm_up_that_is_a_share_of_the_run_keeps_its_length() -> None:
+    now = parse_flags(["--model_name", "m", "--warmup_ratio", "0.1"])
+    checkpoint = Checkpoint(Path("step-00000001"), {"settings": now.to_dict(), "num_steps": 9})
+    with pytest.raises(ConfigError, match=r"20 optimizer steps \(there 9\), over which --warmup_ratio 0\.1 raises lr"):
+        check_same(checkpoint, now, {}, num_steps=20)
+
+
 @pytest.mark.parametrize("before", [["q_proj", "v_proj"], "q_proj,v_proj", "v_proj, q_proj"])
 def test_target_modules_in_another_order_are_no_change(before: object) -> None:
     now = parse_flags(["--model_name", "m", "--use_peft", "--lora_config.target_modules", "v_proj,q_proj"])

@@ -473,7 +473,10 @@ def test_timeout_seconds_is_short_for_step_timeout_seconds() -> None:
         ("--learning_rat 1", "if learning_rate is meant, here it is --lr"),
         ("--max_seq_lenght 9", "if max_seq_length is meant, here it is --context_length (tokens)"),
         ("--adam_beta3 1", "did you mean --adam_beta1 or --adam_beta2?"),
-        ("--eval 1", "did you mean --eval_every_steps or --eval_before_training or --eval_generate?"),
+        (
+            "--eval 1",
+            "did you mean --eval_every_steps or --evals_per_epoch or --eval_before_training or --eval_generate?",
+        ),
         ("--context 9", "did you mean --context_length?"),
         ("--fsdp_config.shardng_strategy X", "did you mean --fsdp_config.sharding_strategy?"),
         ("--lora_config.targets q_proj", "did you mean --lora_config.target_modules?"),

@@ -62,6 +62,14 @@ PREFIX = "--use_peft --peft_method prefix --batching_strategy padding"
         ("--optimizer SGD --adam_beta1 0.8", "--adam_beta1: SGD has none", "AdamW"),
         ("--optimizer Adafactor --adam_beta2 0.95", "--adam_beta2: Adafactor has none", "AdamW"),
         ("--min_lr 1e-3", "--min_lr: 0.001 is above --lr 0.0001", "lower it"),
+        ("--warmup_ratio 0.1 --warmup_steps 5", "--warmup_ratio: it sets --warmup_steps", "leave one of them out"),
+        ("--evals_per_epoch 2 --eval_every_steps 5", "--evals_per_epoch: it sets --eval_every_steps", "leave one"),
+        ("--evals_per_epoch 2 --run_validation False", "--evals_per_epoch: nothing is evaluated", "leave one"),
+        (
+            "--samsum_dataset.streaming --max_train_step 5 --evals_per_epoch 3",
+            "--evals_per_epoch: the steps of a stream's epoch are not known",
+            "give --eval_every_steps",
+        ),
         ("--scheduler constant --min_lr 1e-5", "--min_lr: lr never falls", "leave one of them out"),
         (
             "--samsum_dataset.streaming --max_train_step 5 --limit_train_batches 3",

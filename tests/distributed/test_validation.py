@@ -120,3 +120,33 @@ def test_evaluating_does_not_change_what_is_trained(
         process_group.train([*argv, "--lr", "1e-2"], 2)
         losses.append([event["loss"] for event in read_metrics(tmp_path / name) if event["event"] == "train"])
     assert losses[0] == losses[1]
+
+
+def test_evaluations_and_warm_up_may_be_shares_of_an_epoch_and_of_the_run(
+    process_group: ProcessGroup, tiny_model: Path, tmp_path: Path
+) -> None:
+    argv = ["--model_name", str(tiny_model), "--output_dir", str(tmp_path / "run"), "--save_model", "False"]
+    argv += ["--dataset", f"{random_documents.__file__}:get_custom_dataset", "--context_length", str(CONTEXT_LENGTH)]
+    argv += ["--batching_strategy", "padding", "--global_batch_size", "4", "--batch_size_training", "4"]
+    argv += [
+        "--scheduler",
+        "constant",
+        "--num_epochs",
+        "2",
+        "--evals_per_epoch",
+        "3",
+        "--warmup_ratio",
+        "0.3",
+        "--save_every_steps",
+        "0",
+    ]
+    process_group.train(argv, 1)
+    events = read_metrics(tmp_path / "run")
+    (steps,) = [event["steps_per_epoch"] for event in events if event["event"] == "start"]
+    every = -(-steps // 3)
+    wanted = {step for step in range(1, 2 * steps + 1) if step % every == 0 or step % steps == 0}
+    assert [event["step"] for event in events if event["event"] == "eval"] == sorted(wanted)
+    assert len(wanted) >= 5
+    rates = [event["lr"] for event in events if event["event"] == "train"]
+    warmup = -(-2 * steps * 3 // 10)
+    assert rates == pytest.approx([1e-4 * min(1, step / warmup) for step in range(2 * steps)])

@@ -79,6 +79,13 @@ def test_steps_end_at_min_lr_and_warm_up_begins_at_zero() -> None:
     assert rates("--gamma", "0.5", "--warmup_steps", "2", "--min_lr", str(0.3 * LR)) == pytest.approx(wanted)
 
 
+@pytest.mark.parametrize("scheduler", ["step", "linear", "cosine", "constant"])
+def test_a_ratio_of_warm_up_is_its_share_of_all_steps_rounded_up(scheduler: str) -> None:
+    steps = math.ceil(0.3 * NUM_STEPS)
+    given = ("--scheduler", scheduler)
+    assert rates(*given, "--warmup_ratio", "0.3") == rates(*given, "--warmup_steps", str(steps))
+
+
 @pytest.mark.parametrize("scheduler", ["constant", "linear", "cosine"])
 def test_rates_are_transformers_to_the_bit_over_whole_runs_and_beyond(scheduler: str) -> None:
     for num_steps in (1, 2, 7, 1000, 4937):
