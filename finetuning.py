@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from supervision.exit_status import FAILED, REFUSED, leave
+from supervision.exit_status import FAILED, REFUSED, hand_refusal_over, leave
 
 if __name__ == "__main__":  # the imports below take seconds: a wrong flag, --help and Ctrl-C are answered before them
     from supervision.process_start import begin_process
@@ -69,6 +69,7 @@ def main(argv: Sequence[str], *, ends_process: bool = False) -> int:
         carry_out(argv, env, watchdog, ends_process=ends_process)
     except ConfigError as error:
         status = end_with_error(env, error, REFUSED, watchdog)
+        hand_refusal_over(env.refusal_file)
     except TrainingError as error:
         status = end_with_error(env, error, FAILED, watchdog)
     except BaseException as error:  # a dataset function may raise SystemExit or KeyboardInterrupt; Ctrl-C does not

@@ -23,13 +23,14 @@ def load_only(config: RunConfig, env: Environment, watchdog: Watchdog) -> None:
         ConfigError: if the run is refused.
     """
     config, meeting = meet_ranks(config, env)
-    check_environment(config, env)
-    RunFolder.plan(config, env).check_usable(is_rank_zero=env.is_rank_zero)
-    resolved = resolve(config, env)
-    check_targets(resolved)
-    processor = resolved.task.load_processor(config.train_config)
-    print_rank_zero(env, *resolved.config.notes, *resolved.notes)
-    start_ranks(meeting, config, env, watchdog)
+    with meeting.sharing_refusals():
+        check_environment(config, env)
+        RunFolder.plan(config, env).check_usable(is_rank_zero=env.is_rank_zero)
+        resolved = resolve(config, env)
+        check_targets(resolved)
+        processor = resolved.task.load_processor(config.train_config)
+        print_rank_zero(env, *resolved.config.notes, *resolved.notes)
+        start_ranks(meeting, config, env, watchdog)
     resolved, plan = follow_plan(resolved, env, lambda: DataFacts.of_processor(processor, resolved))
     built = build_model(resolved, processor, env)
     print_rank_zero(env, *plan.notes)

@@ -71,12 +71,13 @@ def prepare(config: RunConfig, env: Environment, watchdog: Watchdog, lock: RunLo
     # Before this run prints anything: under --log_format json events alone go to standard output.
     screen = take_standard_output() if config.tracking_config.log_format == "json" else None
     config, meeting = meet_ranks(config, env)
-    resume = find_resume_state(config, env, meeting)
-    inputs = read_inputs(resume.config, env, resume.checkpoint)
-    config, num_steps = inputs.resolved.config, inputs.num_steps
+    with meeting.sharing_refusals():
+        resume = find_resume_state(config, env, meeting)
+        inputs = read_inputs(resume.config, env, resume.checkpoint)
+        config, num_steps = inputs.resolved.config, inputs.num_steps
+        start_ranks(meeting, config, env, watchdog)
 
     # Facts in which all ranks must agree, and choices that decide how the model is built.
-    start_ranks(meeting, config, env, watchdog)
     check_agreement(facts_found(inputs))
     checkpoint = find_checkpoint(resume.folder, inputs, env)
     resolved = agree_on_attention(agree_to_compile(inputs.resolved, env), env)

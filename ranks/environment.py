@@ -51,6 +51,7 @@ class Environment:
     # requeued the job: no single process stays over the restarts then.
     launcher: str | None = None
     started_in: Path = field(default_factory=Path.cwd)  # the working directory; user code may change it later
+    refusal_file: Path | None = None  # a refused rank makes it: tools/start_node.sh then ends the launcher
     planned_device: DeviceFacts | None = None  # the device that a plan is for; None: the one of this process
 
     @property
@@ -97,12 +98,14 @@ def read_environment() -> Environment:
     launcher = None
     if _RESTARTS_OF_TORCHRUN in os.environ and not by_slurm and on_one_machine:  # a requeued job has a new torchrun
         launcher = _torchrun()
+    refusal_file = os.environ.get("FINETUNING_REFUSAL_FILE")
     environment = replace(
         lone_process(),
         job=job,
         restarted=restarted,
         grace_scale=_grace_scale(),
         launcher=launcher,
+        refusal_file=Path(refusal_file) if refusal_file else None,
     )
     if "RANK" in os.environ or "WORLD_SIZE" in os.environ:
         return _with_ranks(environment)

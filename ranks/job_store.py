@@ -24,10 +24,19 @@ def connect(env: Environment) -> dist.Store:
 
     Raises:
         ConfigError: if the launcher's variables lead to no store, or two processes have the same rank.
-        TrainingError: if rank 0 has just ended.
+        TrainingError: if rank 0 has just ended, or tools/start_node.sh chose the place: its next start may reach it.
     """
     if env.meeting_place is None:
         return dist.HashStore()
+    try:
+        return _connect(env)
+    except ConfigError as error:
+        if env.refusal_file is None:
+            raise
+        raise TrainingError(str(error)) from error
+
+
+def _connect(env: Environment) -> dist.Store:
     opens_store = env.is_rank_zero and not env.launcher_has_store
     store = _open_store(env) if opens_store else new_client(env)
     store.set_timeout(ALL_THERE)  # later waits include those for the rank that reads its data longest

@@ -27,6 +27,7 @@ from ranks.job_store import ALL_THERE, RANK_0_ENDED, new_client
 from utils.errors import ConfigError, TrainingError
 
 _SAY_SECONDS = 15.0  # between two lines on who is missing
+_HEAR_SECONDS = 3.0  # for the others, who look every second, if rank 0 is refused and takes the store along
 _FIRST_WORD_SECONDS = 10.0  # the main thread may say why it could not connect before the listening one ends it
 
 
@@ -93,10 +94,30 @@ class Meeting:
             raise refused
         return result
 
+    @contextlib.contextmanager
+    def sharing_refusals(self) -> Iterator[None]:
+        """A context in which a rank may be refused alone. Then every other is, too, where it next waits for ranks."""
+        try:
+            yield
+        except ConfigError as error:
+            if self.env.world_size > 1:
+                with contextlib.suppress(dist.DistError):  # rank 0 may have ended
+                    self._share(error)
+            raise
+
+    def _share(self, refusal: ConfigError) -> None:
+        who = f"rank {self.env.rank} ({socket.gethostname()})"
+        self.entries.compare_set("refused", "", f"{who}: {refusal}")  # the first stays
+        self.entries.set(f"is-refused/{self.env.rank}", "")
+        if self.env.is_rank_zero and not self.env.launcher_has_store:  # this process holds the store, and ends next
+            others = [f"is-refused/{rank}" for rank in range(1, self.env.world_size)]
+            self.entries.wait(others, timedelta(seconds=_HEAR_SECONDS))
+
     def wait_for_all(self) -> None:
         """Wait until every rank has read its data.
 
         Raises:
+            ConfigError: if another rank was refused meanwhile.
             TrainingError: if a rank ended, or did not come in time.
         """
         env = self.env
@@ -144,12 +165,14 @@ class Meeting:
     def _get(self, key: str) -> str:
         """The entry of rank 0, once it is there."""
         try:
-            self.entries.wait([key], ALL_THERE)
-            return self.entries.get(key).decode()
+            for _ in range(int(ALL_THERE.total_seconds() / LOOK_SECONDS)):
+                with contextlib.suppress(dist.DistStoreError):
+                    self.entries.wait([key], timedelta(seconds=LOOK_SECONDS))
+                    return self.entries.get(key).decode()
+                _check_refusals(self.entries)
         except dist.DistNetworkError as error:
             raise TrainingError(RANK_0_ENDED) from error
-        except dist.DistStoreError as error:
-            raise TrainingError(_not_met(ALL_THERE)) from error
+        raise TrainingError(_not_met(ALL_THERE))
 
     def _get_from_all(self, key: str) -> list[str]:
         """The entries of all other ranks, by rank, once they are there. Rank 0 calls this."""
@@ -190,6 +213,12 @@ def meet(store: dist.Store, env: Environment, limit: timedelta = ALL_THERE) -> M
     raise TrainingError(_not_met(limit))
 
 
+def _check_refusals(entries: dist.Store) -> None:
+    """Raise ConfigError if a rank was refused alone."""
+    if entries.check(["refused"]):
+        raise ConfigError(f"refused on {entries.get('refused').decode()}")
+
+
 def _not_met(limit: timedelta) -> str:
     return f"the ranks did not meet in {limit}: some still read their data, or have ended"
 
@@ -214,6 +243,7 @@ def _wait_for_all(
         until: what the ranks have yet to do, in words.
 
     Raises:
+        ConfigError: if a rank was refused.
         TrainingError: if a rank gives no sign of life, or its entry does not come within the limit.
     """
     silences = {rank: Silence() for rank in range(1, env.world_size)}  # of the missing ranks
@@ -224,6 +254,7 @@ def _wait_for_all(
             entries.wait([f"{name}/{first}"], timedelta(seconds=LOOK_SECONDS))
         except dist.DistStoreError:
             waited += LOOK_SECONDS
+            _check_refusals(entries)
             if not env.launcher_has_store:  # otherwise the launcher looks after its ranks
                 for rank, silence in silences.items():
                     silence.listen(signs, rank, env)

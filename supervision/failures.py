@@ -9,12 +9,13 @@ import threading
 import time
 import traceback
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, NoReturn
 
 from configs.flags import parse_flags
 from configs.help import help_text, wants_help
 from ranks.environment import Environment, lone_process, print_rank_zero, read_environment
-from supervision.exit_status import FAILED, REFUSED, leave
+from supervision.exit_status import FAILED, REFUSED, hand_refusal_over, leave
 from supervision.patience import patience_of
 from utils.errors import ConfigError, RunError, TrainingError
 from utils.launcher_rank import launcher_rank
@@ -46,7 +47,9 @@ def end_unless_flags_hold(argv: Sequence[str]) -> None:
             sys.exit(0)
         parse_flags(argv)
     except ConfigError as error:
-        sys.exit(end_with_error(env, error, REFUSED))
+        status = end_with_error(env, error, REFUSED)
+        hand_refusal_over(env.refusal_file)
+        sys.exit(status)
 
 
 def end_at_once(message: str) -> NoReturn:
@@ -68,7 +71,7 @@ def end_with_error(env: Environment, error: BaseException, status: int, watchdog
     if not env.is_rank_zero or is_of_another_rank:
         # If a rank was killed for memory, the watchdog says so next; a launcher would end this one before.
         was_killed = is_of_another_rank and watchdog is not None and watchdog.killed()
-        signal.signal(signal.SIGTERM, signal.SIG_IGN if was_killed else lambda *_: leave(status))
+        signal.signal(signal.SIGTERM, signal.SIG_IGN if was_killed else partial(_leave, env, status))
         if watchdog is None:
             time.sleep(patience.grace_seconds)
         elif watchdog.others_tell(patience.lost_seconds if is_of_another_rank else patience.grace_seconds):
@@ -81,10 +84,16 @@ def end_with_error(env: Environment, error: BaseException, status: int, watchdog
     print_line(f"{start}error: {who}{next(parts)}", to_stderr=True)
     with _sigterm_ignored():  # the others end once this rank has told, and a launcher then wants to end this one, too
         if watchdog is not None:
-            watchdog.has_told()
+            watchdog.has_told(refused=status == REFUSED)
         for part in parts:
             print_line(part, to_stderr=True)
     return status
+
+
+def _leave(env: Environment, status: int, *_: object) -> NoReturn:
+    if status == REFUSED:
+        hand_refusal_over(env.refusal_file, wait=False)
+    leave(status)
 
 
 @contextlib.contextmanager

@@ -9,8 +9,11 @@ from typing import Literal
 from supervision.patience import USUAL, Patience
 from utils.units import readable
 
-State = Literal["running", "failing", "told", "finished"]
-"""The state of a rank's main thread. failing: it holds an error and lets others speak first; told: it has told it."""
+State = Literal["running", "failing", "told", "refused", "finished"]
+"""The state of a rank's main thread.
+
+failing: it holds an error and lets others speak first; told: it has told it; refused: it has told a refusal.
+"""
 
 
 @dataclass(frozen=True)
@@ -30,7 +33,7 @@ class Report:
 class Verdict:
     """Rank 0's decision on how all ranks go on."""
 
-    kind: Literal["go", "finished", "over", "hang"]
+    kind: Literal["go", "finished", "over", "refused", "hang"]
     ranks: tuple[int, ...] = ()  # those that failed; if all go on, those that hold an error and wait for others to tell
     message: str = ""  # the line for the user; empty if a rank has printed its own
     last_seen: str = ""  # a clause: host memory that lost ranks held in their last reports
@@ -43,6 +46,8 @@ def judge(reports: Sequence[Report], patience: Patience = USUAL) -> Verdict:
     fewest are the ones that the others wait for.
     """
     states = [report.state for report in reports]
+    if "refused" in states:
+        return Verdict("refused")
     if "told" in states:
         return Verdict("over")
     if set(states) == {"finished"}:

@@ -27,7 +27,7 @@ import torch.distributed as dist
 
 from ranks.environment import Environment
 from ranks.process_group import CONNECT_MINUTES, connecting, num_collectives
-from supervision.exit_status import FAILED, leave
+from supervision.exit_status import FAILED, REFUSED, hand_refusal_over, leave
 from supervision.main_thread import MainThread, Stillness
 from supervision.patience import patience_of
 from supervision.traces import close_stacks, open_stacks, where_main_thread_is, write_traces
@@ -141,9 +141,13 @@ class Watchdog:
             return True
         return self.env.rank > min(self._failing, default=self.env.rank) and self._told_by_others.wait(seconds)
 
-    def has_told(self) -> None:
-        """Note that this rank has told the user why the run ends, so that the others need not."""
-        self._enter("told")
+    def has_told(self, *, refused: bool) -> None:
+        """Note that this rank has told the user why the run ends, so that the others need not.
+
+        Args:
+            refused: the run is refused, so the others end with that status, too.
+        """
+        self._enter("refused" if refused else "told")
         if self._thread is not None:
             self._thread.join(3 * self.patience.interval_seconds)
 
@@ -175,7 +179,7 @@ class Watchdog:
             # Once a rank holds an error, all look often: they end as soon as it has been told.
             wait_seconds = 0.1 if self._failing else interval_seconds
         faulthandler.cancel_dump_traceback_later()
-        if verdict.kind == "over":
+        if verdict.kind in ("over", "refused"):
             self._end(verdict)
         elif verdict.kind == "hang":
             self._end_hang(verdict, stacks)
@@ -235,8 +239,9 @@ class Watchdog:
 
         A launcher does not say that host memory ran out, so that is said at once, by one rank of the machine.
         """
-        if self._state == "told":
+        if self._state in ("told", "refused"):
             return
+        status = REFUSED if verdict.kind == "refused" else FAILED
         self._is_told = not verdict.ranks
         if self._state == "finished" and verdict.ranks:
             return  # a rank that was killed after the end was written: the results are whole
@@ -252,18 +257,20 @@ class Watchdog:
             self._write_end()
         if verdict.ranks or not main_ends_by_itself:
             grace = self.patience.grace_seconds
-            self._let_launcher_end_it(grace if verdict.ranks else grace / 2)
+            self._let_launcher_end_it(grace if verdict.ranks else grace / 2, status)
         self._say(verdict)
         self._told_by_others.set()
         if not main_ends_by_itself:
-            leave(FAILED)
+            if status == REFUSED:
+                hand_refusal_over(self.env.refusal_file)
+            leave(status)
 
-    def _let_launcher_end_it(self, seconds: float) -> None:
+    def _let_launcher_end_it(self, seconds: float, status: int) -> None:
         """Wait for the SIGTERM of a launcher that has seen a rank end. The loop takes it for a request to stop."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             if self._was_signalled():
-                leave(FAILED)
+                leave(status)
             time.sleep(0.1)
 
     def _end_hang(self, verdict: Verdict, stacks: IO[bytes]) -> NoReturn:

@@ -36,14 +36,30 @@ has_stopped() {  # whether the run that this node takes part in ended on request
     [ "$last" != "$before" ] && grep -q '"status": "stopped"' <<< "$last"
 }
 
+# torchrun would start refused ranks MAX_RESTARTS times again. A rank that is refused makes this file
+# (supervision/exit_status.py).
+folder=$(mktemp -d) || exit
+trap 'rm -rf "$folder"' EXIT
+export FINETUNING_REFUSAL_FILE=$folder/refused
+is_refused() { [ -e "$FINETUNING_REFUSAL_FILE" ]; }
+
 asked=
 # A deleted pod signals its first process alone, Slurm each one of a job. torchrun must not get the signal twice.
 trap 'asked=1; [ $$ = 1 ] && kill -TERM "$launcher"' TERM
 torchrun "${options[@]}" finetuning.py "$@" &
 launcher=$!
-# Its ranks have ended by then. torchrun would wait for five minutes more, and hear no signal, if that of another node was
-# signalled itself and has gone.
-(until has_stopped; do sleep 2; done; sleep 15; kill -KILL "$launcher") > /dev/null 2>&1 &
+(
+    until has_stopped || is_refused; do sleep 1; done
+    if is_refused; then
+        sleep 1  # for the end of the ranks' output
+        kill -KILL "$launcher" $(cat "/proc/$launcher/task/"*/children)  # with its ranks
+    else
+        # Ranks have ended by then. torchrun would wait for five minutes more, and hear no signal, if that of another
+        # node was signalled itself and has gone.
+        sleep 15
+        kill -KILL "$launcher"
+    fi
+) > /dev/null 2>&1 &
 watcher=$!
 wait "$launcher"
 status=$?
@@ -54,6 +70,7 @@ fi
 kill "$watcher" 2> /dev/null
 # Ranks that were asked to stop end with 0, on every node, and torchrun with 1 if it was asked itself. Whoever starts
 # nodes has to tell this from a run that has finished, and from one that has failed.
+is_refused && exit 2
 has_stopped && exit 75
 [ "$status" = 0 ] && [ "${STAY:-}" = finished ] && exec sleep infinity
 exit "$status"

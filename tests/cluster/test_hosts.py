@@ -17,7 +17,8 @@ import yaml
 from tests.helpers import hosts
 from tests.helpers.hosts import Host, HostProcess, made_hosts, wait_for
 from tests.helpers.processes import ROOT, SHORT_GRACE, ProcessGroup, read_metrics, train_events
-from tests.helpers.resuming import SHARDED, assert_bit_equal, flags_of
+from tests.helpers.refusals import dialogues, write_lines
+from tests.helpers.resuming import PLAIN, SHARDED, assert_bit_equal, flags_of
 from tools.make_tiny_model import make_tiny_model
 
 pytestmark = [pytest.mark.cluster, pytest.mark.skipif(bool(hosts.missing()), reason=hosts.missing())]
@@ -69,11 +70,19 @@ def container(manifest: str) -> tuple[list[str], dict[str, str]]:
     return run["command"], {entry["name"]: entry["value"] for entry in run["env"] if "value" in entry}
 
 
-def start_pod(pod: Host, index: int, flags: Sequence[str], log: Path, **changed: str) -> HostProcess:
-    """Start pod `index` of k8s/indexed_job with these flags, and variables that Kubernetes would have filled in."""
+def start_pod(
+    pod: Host, index: int, flags: Sequence[str], log: Path, hidden: Path | None = None, **changed: str
+) -> HostProcess:
+    """Start pod `index` of k8s/indexed_job with these flags, and variables that Kubernetes would have filled in.
+
+    Args:
+        hidden: a folder that this pod finds empty, as if its volume were not mounted.
+    """
     command, given = container("indexed_job/job.yaml")
     given |= {"NODE_RANK": str(index), "LOCAL_ADDR": given["LOCAL_ADDR"].replace("$(NODE_RANK)", str(index))}
     given |= {"HOME": str(log.parent), "HF_HOME": str(log.parent)}
+    if hidden is not None:
+        command = ["bash", "-c", 'mount -t tmpfs none "$0" && exec "$@"', str(hidden), *command]
     return pod.start([*command, *flags], log, given | SHORT_GRACE | changed)
 
 
@@ -104,6 +113,28 @@ def test_a_pod_that_is_lost_or_deleted_costs_nothing_but_time(
     process_group.train(flags, 2)
     process_group.train(flags_of(tiny_model, tmp_path / "one", *SHARDED, *given), 2)
     assert_bit_equal(tmp_path / "run", tmp_path / "one")
+
+
+@pytest.mark.parametrize("lacking", [(0, 1), (1,), (0,)], ids=["everywhere", "on-node-1", "on-node-0"])
+def test_a_path_that_is_not_there_ends_every_node_after_one_start(
+    lacking: tuple[int, ...], pods: list[Host], tiny_model: Path, tmp_path: Path
+) -> None:
+    """With status 2, which ends the Job (podFailurePolicy). torchrun would start the ranks ten times more."""
+    write_lines(tmp_path / "data/train.jsonl", dialogues(8))
+    given = ["--dataset", "samsum_dataset", "--samsum_dataset.data_path", str(tmp_path / "data/train.jsonl")]
+    flags = flags_of(tiny_model, tmp_path / "run", *SHARDED, *given, *PLAIN, "--resume", "auto")
+    logs = [tmp_path / f"log-{index}" for index in range(2)]
+    started = [
+        start_pod(pod, index, flags, logs[index], tmp_path / "data" if index in lacking else None, NPROC_PER_NODE="1")
+        for index, pod in enumerate(pods)
+    ]
+    statuses = [pod.wait(90) for pod in started]
+    printed = [log.read_text() for log in logs]
+    assert statuses == [2, 2], printed
+    for text in printed:
+        assert re.search(r"^error: .*--samsum_dataset.data_path: .*train.jsonl", text, re.MULTILINE), text
+        assert text.count("error: ") == 1, text
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.full

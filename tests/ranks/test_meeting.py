@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import re
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -25,6 +26,7 @@ from utils.errors import ConfigError, TrainingError
 RECIPE = """
 import os, signal, time, torch
 from tests.helpers.random_documents import get_custom_dataset
+from utils.errors import ConfigError
 
 def get_rows(dataset_config, tokenizer, split):
     {plant}
@@ -130,6 +132,17 @@ def test_a_rank_that_contradicts_rank_0_is_refused_and_rank_0_does_not_wait(
     (error,) = error_lines(outcomes[0].stderr)
     assert error.startswith("error: rank 1 did not start (no sign of it for ")
     assert "Traceback" not in outcomes[0].stderr + outcomes[1].stderr
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("refused", [0, 1])
+def test_a_rank_that_is_refused_alone_refuses_all(start: Start, tmp_path: Path, refused: int) -> None:
+    plant = f'if os.environ["RANK"] == "{refused}": raise ConfigError("--its_path: is not on this disk")'
+    processes = [start(variables, plant, grace_scale=0.2) for variables in ranks_of(2)]
+    outcomes = [process.outcome(60) for process in processes]
+    assert [outcome.status for outcome in outcomes] == [2, 2], outcomes
+    (error,) = error_lines(outcomes[1 - refused].stderr)
+    assert re.search(rf"refused on rank {refused} \(\S+\): --its_path: is not on this disk$", error)
     assert not (tmp_path / "run").exists()
 
 

@@ -45,6 +45,7 @@ def test_where_all_ranks_entered_the_same_collective_none_is_blamed() -> None:
         (["running", "finished"], "go"),
         (["finished", "finished"], "finished"),
         (["running", "told"], "over"),
+        (["running", "refused"], "refused"),
     ],
 )
 def test_ranks_that_move_go_on_until_all_have_finished_or_one_has_told_its_error(states: list[str], kind: str) -> None:
