@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from difflib import get_close_matches
+from typing import NamedTuple
 
 import peft
 import torch
 from peft.utils.constants import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
-from peft.utils.transformers_weight_conversion import convert_peft_config_for_transformers
+from peft.utils.transformers_weight_conversion import (
+    convert_peft_adapter_state_dict_for_transformers,
+    convert_peft_config_for_transformers,
+)
 from torch import nn
 from torch.func import functional_call
 from transformers import PreTrainedConfig, PreTrainedModel
@@ -18,6 +22,7 @@ from configs.peft import ALL_LINEAR, LoraConfig
 from policies.parts import has_vision, language_part
 from policies.wrapping import has_tied_embeddings
 from utils.errors import ConfigError
+from utils.wording import plural
 
 LINEAR = (nn.Linear, Conv1D)  # told by class, since a quantized layer's weight has another shape
 
@@ -35,18 +40,20 @@ def default_targets(model_config: PreTrainedConfig, usual: tuple[str, ...]) -> t
 def choose_targets(model: PreTrainedModel, lora: LoraConfig) -> list[str]:
     """The names for peft's `target_modules`; peft's own keyword for all linear layers includes a mixture's experts.
 
-    all-linear leaves out linear layers with names that peft would take for the experts' (`left_out_notes` says so).
+    all-linear leaves out linear layers that peft would not load an adapter of (`left_out_notes` says so).
 
     In a model of image and text a name means the layers of its language part, if any is called so: vision encoders have
     a `q_proj`, too.
 
     Raises:
         ConfigError: if a name matches nothing, which peft ignores as long as another name matches, or if it matches
-            something that takes no such adapter.
+            something that takes no such adapter, or whose adapter peft would not load.
     """
     if lora.target_modules == (ALL_LINEAR,):
-        taken, left_out = _all_linear(model)
-        return taken or _refuse_names_of_experts(model, left_out)
+        found = _all_linear(model)
+        return found.taken or _refuse_renamed(
+            model, _refuse_names_of_experts(model, [*found.of_experts, *found.renamed])
+        )
     takes = LINEAR if lora.use_dora else (*LINEAR, nn.Embedding)
     modules = {name: module for name, module in model.named_modules() if name}
     known = sorted({_last_part(name) for name, module in modules.items() if _takes_lora(module, takes)})
@@ -73,16 +80,25 @@ def choose_targets(model: PreTrainedModel, lora: LoraConfig) -> list[str]:
         of_language = _language_modules(model)
         named = {t: [name for name in of_language if _is_named(name, t)] or [t] for t in targets}
         targets = [name for names in named.values() for name in names]
-    return _refuse_names_of_experts(model, targets)
+    return _refuse_renamed(model, _refuse_names_of_experts(model, targets))
 
 
-def _all_linear(model: PreTrainedModel) -> tuple[list[str], list[str]]:
-    """The names of the language part's linear layers but the head: those all-linear takes, and those it leaves out."""
+class _AllLinear(NamedTuple):
+    """The names of the language part's linear layers but the head."""
+
+    taken: list[str]
+    of_experts: list[str]  # left out: peft would adapt the experts instead (`_names_of_experts`)
+    renamed: list[str]  # left out: peft would not find them when it loads the adapter (`_renamed_by_peft`)
+
+
+def _all_linear(model: PreTrainedModel) -> _AllLinear:
     head, modules = model.get_output_embeddings(), _language_modules(model)
     linears = [name for name, module in modules.items() if _takes_lora(module, LINEAR) and module is not head]
-    of_experts = _names_of_experts(model, linears)
-    left_out = [name for name in linears if _last_part(name) in of_experts]
-    return [name for name in linears if _last_part(name) not in of_experts], left_out
+    names = _names_of_experts(model, linears)
+    of_experts = [name for name in linears if _last_part(name) in names]
+    renamed = _renamed_by_peft(model, [name for name in linears if name not in of_experts])
+    left_out = {*of_experts, *renamed}
+    return _AllLinear([name for name in linears if name not in left_out], of_experts, renamed)
 
 
 def _takes_lora(module: nn.Module, takes: tuple[type[nn.Module], ...]) -> bool:
@@ -132,17 +148,24 @@ def tied_notes(model: PreTrainedModel, targets: Sequence[str]) -> list[str]:
 
 
 def left_out_notes(model: PreTrainedModel, lora: LoraConfig) -> list[str]:
-    """A line for linear layers that all-linear leaves out."""
+    """A line for linear layers that all-linear leaves out, for each of two reasons."""
     if lora.target_modules != (ALL_LINEAR,):
         return []
-    taken, left_out = _all_linear(model)
-    if not left_out:
-        return []
-    names = ", ".join(sorted(set(map(_last_part, left_out))))
-    return [
-        f"target_modules {ALL_LINEAR}: leaves out {len(left_out)} of {len(taken) + len(left_out)} linear layers, those "
-        f"called {names}, since peft takes these names of {model.config.model_type} models for the experts"
-    ]
+    taken, of_experts, renamed = found = _all_linear(model)
+    start, total, kind = f"target_modules {ALL_LINEAR}: leaves out", sum(map(len, found)), model.config.model_type
+    notes = []
+    if of_experts:
+        names = ", ".join(sorted(set(map(_last_part, of_experts))))
+        notes.append(
+            f"{start} {len(of_experts)} of {total} linear layers, those called {names}, since peft takes these names "
+            f"of {kind} models for the experts"
+        )
+    if renamed and taken:  # else the run is refused
+        notes.append(
+            f"{start} {len(renamed)} of {total} linear layers, {_first_of(renamed)}, since peft renames them when it "
+            f"loads an adapter of {kind} models, and would not find them"
+        )
+    return notes
 
 
 def _refuse_names_of_experts(model: PreTrainedModel, targets: list[str]) -> list[str]:
@@ -174,6 +197,43 @@ def _names_of_experts(model: PreTrainedModel, targets: Sequence[str]) -> set[str
         else:
             moved |= {name} if settings.target_parameters else set()
     return moved
+
+
+def _refuse_renamed(model: PreTrainedModel, targets: list[str]) -> list[str]:
+    """The targets, refused if peft would not load the adapter of a layer that they name."""
+    named = [name for name, _ in model.named_modules() if any(_is_named(name, target) for target in targets)]
+    if renamed := _renamed_by_peft(model, named):
+        others = [name for name in named if name not in renamed]
+        remedy = (
+            f"name others, as {others[0]}, or {ALL_LINEAR}, which leaves them out"
+            if others
+            else "train without --use_peft"
+        )
+        raise ConfigError(
+            f"--lora_config.target_modules: peft renames {_first_of(renamed)} when it loads an adapter of "
+            f"{model.config.model_type} models, and would drop what was trained; {remedy}"
+        )
+    return targets
+
+
+def _renamed_by_peft(model: PreTrainedModel, names: Sequence[str]) -> list[str]:
+    """Those of these modules whose factors have another name in the model after peft has loaded them.
+
+    peft renames the keys of an adapter as transformers renames those of a checkpoint, by patterns. Some match what is
+    named as in the model already: the dots of Laguna's `mlp.shared_expert.` stand for any character, so that
+    `mlp.shared_experts.up_proj` becomes `mlp.shared_experts..up_proj`. peft drops such factors with a warning.
+    """
+    keys: dict[str, list[str]] = {}
+    for name in names:
+        factors = "lora_embedding_{}" if isinstance(model.get_submodule(name), nn.Embedding) else "lora_{}.weight"
+        keys[name] = [f"base_model.model.{name}.{factors.format(factor)}" for factor in "AB"]
+    saved = {key: torch.empty(1, 1, device="meta") for both in keys.values() for key in both}
+    loaded = convert_peft_adapter_state_dict_for_transformers(model, peft.LoraConfig(), saved)
+    return [name for name, both in keys.items() if not loaded.keys() >= set(both)]
+
+
+def _first_of(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{names[0]} and {plural(len(names) - 1, 'other')}"
 
 
 def _last_part(name: str) -> str:
