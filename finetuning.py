@@ -301,7 +301,8 @@ def evaluate_if_due(job: Job, stopping: StopRequests) -> bool:
         state.count_seconds(time.perf_counter() - started)
         if eval_loss is None:
             return False
-    state.eval_due = False
+    # A run that is resumed from here evaluates once more, and saves the weights that the disk did not take.
+    state.eval_due = job.reporter.weights.lost_at(state.step)
     if state.epoch_end_due:
         train_loss = state.epoch_loss_sum / max(1, state.epoch_label_tokens)
         job.reporter.epoch_ended(state.epoch, state.epoch_seconds, train_loss, eval_loss)

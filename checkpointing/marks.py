@@ -61,8 +61,8 @@ def foreign_file(folder: Path, values: Mapping[str, Any], names: Iterable[str]) 
     if unlisted := [path.name for path in tensor_files(folder) if path.name not in listed]:
         return f"{unlisted[0]} is not among the files that it was written with"
     has_marks = values.get("format") == FORMAT
-    if has_marks and (missing := _missing(listed, values["world_size"])):
-        return f"{missing[0]} is missing"
+    if has_marks and (reason := _other_ranks(listed, values["world_size"])):
+        return reason
     wanted = Mark.of(values["state"]["step"], listed)
     for name in filter(is_rank_file, names):
         try:
@@ -82,14 +82,16 @@ def foreign_file(folder: Path, values: Mapping[str, Any], names: Iterable[str]) 
     return ""
 
 
-def _missing(listed: Iterable[str], world_size: int) -> list[str]:
-    """Files that ranks must have written, and that are not listed. A copy of the final state has
-    no random states."""
-    names = set(listed)
-    wanted = set() if FULL_FILE in names else {shard_file(rank) for rank in range(world_size)}
+def _other_ranks(listed: Iterable[str], world_size: int) -> str:
+    """A clause on a rank's file that is not listed, or that no rank has written. A copy of the final state has no
+    random states."""
+    names = {name for name in listed if is_rank_file(name)}
+    wanted = {FULL_FILE} if FULL_FILE in names else {shard_file(rank) for rank in range(world_size)}
     if any(name.startswith("rng-") for name in names):
         wanted |= {rng_file(rank) for rank in range(world_size)}
-    return sorted(wanted - names)
+    if wanted - names:
+        return f"{min(wanted - names)} is missing"
+    return f"{min(names - wanted)} is of no rank of the run that wrote it" if names - wanted else ""
 
 
 def _mark_in(path: Path) -> Any:

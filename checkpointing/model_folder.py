@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from policies.adapters.kinds import is_own_name
 from policies.sharding import own_class, unwrap
 from ranks.collectives import on_rank_zero
 from utils.compat import must_be_exact
+from utils.deleting import delete_folder
 from utils.processor_type import Processor
 from utils.umask import follow_umask
 
@@ -103,20 +103,28 @@ def _replace(folder: Path, write: Callable[[Path], None]) -> str:
     """Write a folder and put it in the place of an earlier one. Returns why that failed, or ""."""
     temporary, replaced = folder.with_name(folder.name + ".incomplete"), folder.with_name(folder.name + ".replaced")
     try:
-        shutil.rmtree(temporary, ignore_errors=True)
+        _put_back(replaced, folder)  # a process that was killed between the two renames has left that
+        delete_folder(temporary)
         write(temporary)
         follow_umask(temporary)
         # A folder that holds files cannot be renamed over, and the earlier weights must exist until the new ones do.
-        shutil.rmtree(replaced, ignore_errors=True)
+        delete_folder(replaced)
         if folder.exists():
             folder.rename(replaced)
         temporary.rename(folder)
-        shutil.rmtree(replaced, ignore_errors=True)
+        delete_folder(replaced)
         return ""
     # A full disk is an OSError, a SafetensorError or a plain Exception, depending on who writes.
     except Exception as error:
-        shutil.rmtree(temporary, ignore_errors=True)
+        with suppress(OSError):
+            _put_back(replaced, folder)
+        delete_folder(temporary)
         return " ".join(str(error).split()) or type(error).__name__
+
+
+def _put_back(replaced: Path, folder: Path) -> None:
+    if replaced.is_dir() and not folder.exists():
+        replaced.rename(folder)
 
 
 @contextmanager

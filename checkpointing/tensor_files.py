@@ -115,8 +115,7 @@ class TensorFiles:
         for path in paths:
             self._add(path)
         for name, parts in self._parts.items():
-            is_doubled = len({part.offset for part in parts}) < len(parts)
-            if is_doubled or sum(math.prod(part.shape) for part in parts) != math.prod(self.kinds[name].shape):
+            if sum(math.prod(part.shape) for part in parts) != math.prod(self.kinds[name].shape) or _overlap(parts):
                 raise ConfigError(f"the parts of {name} do not make up the whole; copy the whole checkpoint again")
 
     def _add(self, path: Path) -> None:
@@ -156,6 +155,26 @@ class TensorFiles:
             with safe_open(path, framework="pt") as file:
                 for name, part in parts:
                     _copy_part(file, name, part, targets[name])
+
+
+def _overlap(parts: Iterable[_StoredPart]) -> bool:
+    """Whether two parts of a tensor have an element in common. Ranks cut few dimensions, so few are compared."""
+    behind: list[_StoredPart] = []  # those that end, in the first dimension, behind the start of the next one
+    for part in sorted((part for part in parts if math.prod(part.shape)), key=lambda part: part.offset):
+        behind = [other for other in behind if _end(other)[:1] > part.offset[:1]]
+        if any(_meet(part, other) for other in behind):
+            return True
+        behind.append(part)
+    return False
+
+
+def _meet(one: _StoredPart, other: _StoredPart) -> bool:
+    starts = zip(one.offset, _end(one), other.offset, _end(other), strict=True)
+    return all(start < other_end and other_start < end for start, end, other_start, other_end in starts)
+
+
+def _end(part: _StoredPart) -> tuple[int, ...]:
+    return tuple(start + size for start, size in zip(part.offset, part.shape, strict=True))
 
 
 def _copy_part(file: Any, name: str, part: _StoredPart, target: torch.Tensor) -> None:

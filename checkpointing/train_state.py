@@ -25,6 +25,11 @@ class TrainState:
     best_rouge: float | None = None  # of the same, if --best_metric is a ROUGE
     best_step: int = 0  # after which they were measured
 
+    @property
+    def epoch_of_step(self) -> int:
+        """The epoch that `step` was made in; 0 before the first step."""
+        return self.epoch - (self.step_of_epoch == 0) if self.step else 0
+
     def count_step(self, seconds: float, loss: float, num_label_tokens: int, num_tokens: int) -> None:
         """Count the step that has just ended; `step` includes it already."""
         self.step_of_epoch += 1

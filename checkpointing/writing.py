@@ -32,6 +32,7 @@ from run_folder.checkpoint_folder import (
     write_synced,
 )
 from utils.atomic_write import sync_folder
+from utils.deleting import delete_folder
 from utils.units import readable
 
 
@@ -156,7 +157,7 @@ def num_bytes(tensors: Mapping[str, torch.Tensor]) -> int:
 
 def _begin(temporary: Path, size: int) -> None:
     temporary.parent.mkdir(parents=True, exist_ok=True)
-    shutil.rmtree(temporary, ignore_errors=True)
+    delete_folder(temporary)
     free = shutil.disk_usage(temporary.parent).free
     if free < size:
         raise CheckpointError(f"{temporary.parent} has {readable(free)} free, and a checkpoint needs {readable(size)}")
@@ -168,4 +169,4 @@ def _give_up(temporary: Path, group: dist.ProcessGroup | None) -> None:
     """Delete what the attempt wrote, once no rank writes any more."""
     dist.barrier(group)
     if dist.get_rank() == 0:
-        shutil.rmtree(temporary, ignore_errors=True)
+        delete_folder(temporary)

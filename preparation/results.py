@@ -46,8 +46,7 @@ def report_evaluation(job: Job, loss: float, num_label_tokens: int, stopping: St
         return False
     figures = measure(answers)
     samples = job.generation.shown(answers, tuple(job.config.sources)) if job.generation else []
-    # The evaluation before training belongs to no epoch.
-    job.reporter.evaluated(state.step, state.epoch if state.step else 0, loss, num_label_tokens, figures, samples)
+    job.reporter.evaluated(state.step, state.epoch_of_step, loss, num_label_tokens, figures, samples)
     decisive = deciding_figure(figures, train_config.best_metric)  # None if the loss decides
     if state.step > 0 and state.is_best(loss, decisive):
         # Only once its weights are saved, so that a later evaluation that beats the earlier best is saved, too.

@@ -15,13 +15,13 @@ import contextlib
 import json
 import os
 import re
-import shutil
 import zlib
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from utils.atomic_write import sync_folder, write_atomically
+from utils.deleting import delete_folder
 from utils.inside import is_inside
 from utils.small_files import open_regular, read_json, read_text
 
@@ -234,9 +234,9 @@ def remove(folder: Path) -> None:
     doomed = folder
     if is_step_folder(folder):
         doomed = temporary_folder(folder)
-        shutil.rmtree(doomed, ignore_errors=True)
+        delete_folder(doomed)
         folder.rename(doomed)
-    shutil.rmtree(doomed, ignore_errors=True)
+    delete_folder(doomed)
 
 
 def keep_only(root: Path, keep_last: int) -> None:
@@ -269,7 +269,7 @@ def _set_aside(folder: Path) -> None:
     if not folder.is_symlink() and not is_ours(folder) and any(folder.iterdir()):
         raise OSError(f"{folder} is there, and this program did not write it")
     aside = folder.with_name(folder.name + _GIVEN_UP)
-    shutil.rmtree(aside, ignore_errors=True)
+    delete_folder(aside)
     folder.rename(aside)
 
 

@@ -36,6 +36,8 @@ class SavedWeights:
     def note_saved(self, step: int, folder: Path) -> None:
         """Note in run.yaml which step's weights the folder holds."""
         self._saved = SavedEntry(step=step, folder=folder.name)
+        if self.lost_at(step):  # the disk took them at the second try
+            self.lost = None
         if self.env.is_rank_zero and (reason := self.write()):
             print_rank_zero(
                 self.env, f"run.yaml cannot be written ({reason}): {folder} holds the weights of step {step}"
@@ -51,6 +53,10 @@ class SavedWeights:
             self.lost = self.lost or LostWeights(step, -math.inf, "last")
         elif self.lost is None or score < self.lost.score:
             self.lost = LostWeights(step, score, "best")
+
+    def lost_at(self, step: int) -> bool:
+        """Whether this step's weights are those that could not be saved."""
+        return self.lost is not None and self.lost.step == step
 
     def read(self) -> SavedEntry | None:
         """The step whose weights are saved, and their folder, perhaps by an earlier session; None if none are saved."""

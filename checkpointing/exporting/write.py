@@ -10,6 +10,7 @@ from typing import Any
 
 from checkpointing.exporting.plan import ExportPlan
 from checkpointing.exporting.safetensors_file import check_model_files, write_model_files
+from utils.deleting import delete_folder
 from utils.disk_errors import disk_refusal
 from utils.errors import ConfigError, RunError, TrainingError
 from utils.units import readable
@@ -55,7 +56,7 @@ def write_export(
         plan.source.check(bar.update)
     temporary = folder.with_name(folder.name + ".incomplete")
     try:
-        shutil.rmtree(temporary, ignore_errors=True)
+        delete_folder(temporary)
         temporary.mkdir(parents=True)
         with progress("writing", plan.num_bytes) as bar:
             digests = write_model_files(
@@ -75,4 +76,4 @@ def write_export(
             raise
         raise TrainingError(f"--to: {folder} cannot be written ({reason})") from error
     finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+        delete_folder(temporary)

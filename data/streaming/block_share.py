@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import pickle
-import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -23,6 +22,7 @@ from typing import TypeVar
 from data.sequences.tokenized import Sequences
 from ranks.collectives import gather_to_all
 from ranks.environment import Environment
+from utils.deleting import delete_folder
 from utils.errors import ConfigError
 from utils.processes import machine
 
@@ -67,7 +67,7 @@ class BlockShare:
 
     def end(self) -> None:
         """Take no more blocks. The last process removes the folder."""
-        shutil.rmtree(self.folder / str(self.place), ignore_errors=True)
+        delete_folder(self.folder / str(self.place))
         with suppress(OSError):  # others are still reading
             self.folder.rmdir()
 
@@ -125,4 +125,4 @@ def _remove_left_over() -> None:
     for folder in Path(tempfile.gettempdir()).glob(f"{_prefix()}*-*"):
         with suppress(ValueError, OSError):
             if not Path(f"/proc/{int(folder.name.removeprefix(_prefix()).split('-')[0])}").exists():
-                shutil.rmtree(folder, ignore_errors=True)
+                delete_folder(folder)

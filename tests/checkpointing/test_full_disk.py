@@ -39,6 +39,9 @@ def fill():
 def make_room():
     os.unlink(ballast)
 
+def put_in_the_way():
+    open(os.path.join(folder, "run/model.incomplete"), "w").close()
+
 def read_only():
     # The run's lock is open for writing, so its own mount stays writable: paths lead to a read-only one on top of it.
     subprocess.run(["mount", "--bind", folder, folder], check=True)
@@ -118,6 +121,26 @@ def test_a_disk_that_is_full_for_a_while_costs_nothing_in_the_end(on_own_disk: O
     assert_bit_equal(run, whole)
     everything = [event for event in kinds(whole) if event != ("checkpoint", 6)]
     assert kinds(run) == everything, "each line, in its order"
+
+
+def test_best_weights_that_alone_were_lost_are_evaluated_and_saved_after_resuming(
+    on_own_disk: OnOwnDisk, whole: Path, process_group: ProcessGroup
+) -> None:
+    """The checkpoint of their step is whole."""
+    done, run = on_own_disk.run("put_in_the_way() if Reads.number == 45 else None")
+    assert done.returncode == 1, done.stderr + done.stdout
+    (error,) = error_lines(done.stderr)
+    assert "but the best weights, those of step 12, could not be saved: " in error
+    assert error.endswith(
+        "/model holds those of step 9; free the disk, or bring the folder back, and give --resume auto"
+    )
+    (run / "model.incomplete").unlink()
+    on_own_disk.write_recipe("")
+    given = [*EVALUATED, "--dataset", on_own_disk.dataset, "--resume", "auto"]
+    process_group.train(flags_of(on_own_disk.model, run, *given), 1)
+    assert_bit_equal(run, whole)
+    evals = [[event for event in read_metrics(of) if event["event"] == "eval"] for of in (run, whole)]
+    assert [[(eval["step"], eval["epoch"]) for eval in of] for of in evals] == [[(3, 1), (6, 1), (9, 1), (12, 1)]] * 2
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,8 @@ def whole(tiny_model: Path, process_group: ProcessGroup, tmp_path_factory: pytes
 
 def seal(folder: Path) -> None:
     """Let COMPLETE agree with the files that are there."""
-    names = [name for name in listed_files(folder) if (folder / name).is_file()]
+    names = {*listed_files(folder), *(path.name for path in folder.glob("rank-*"))}
+    names = {name for name in names if (folder / name).is_file()}
     (folder / "COMPLETE").write_text(json.dumps({"files": {name: checksum(folder / name) for name in names}}))
     assert damage(folder) == ""
 
@@ -78,6 +79,7 @@ LIES: dict[str, tuple[Callable[[Path], None], str]] = {
     "a rank's random states twice": (take("rng-00001.json", "rng-00000.json"), "was written as rng-00000"),
     "a shard too few": (lose("rank-00001.safetensors"), "rank-00001.safetensors is missing"),
     "random states too few": (lose("rng-00000.json"), "rng-00000.json is missing"),
+    "a shard too many": (take("rank-00002.safetensors", SHARD), "rank-00002.safetensors is of no rank"),
     "tokens that were not counted": (lambda folder: change_state(folder, num_tokens=10**6), "or these were changed"),
     "a format that is kept back": (strip_format, "or these were changed since"),
 }

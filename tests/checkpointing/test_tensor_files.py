@@ -78,6 +78,30 @@ def test_places_that_no_run_writes_are_refused(places: Any, said: str, paths: li
         TensorFiles(paths)
 
 
+CUT_OTHERWISE = [
+    ([(0, 0, 3, 4), (2, 0, 2, 4), (5, 0, 1, 4)], False),  # row 2 twice, row 4 never
+    ([(0, 0, 6, 2), (0, 1, 6, 2)], False),
+    ([(0, 0, 3, 2), (0, 2, 6, 2), (2, 0, 3, 2)], False),
+    ([(0, 0, 6, 1), (0, 3, 6, 1), (0, 1, 2, 2), (4, 1, 2, 2), (2, 1, 2, 2)], True),
+    ([(4, 0, 2, 4), (2, 0, 0, 4), (0, 0, 2, 4), (2, 0, 2, 4)], True),
+]
+
+
+@pytest.mark.parametrize(("cuts", "fit"), CUT_OTHERWISE)
+def test_parts_of_the_right_size_must_not_overlap(
+    cuts: list[tuple[int, int, int, int]], fit: bool, tmp_path: Path
+) -> None:
+    files = [tmp_path / f"rank-{rank:05d}.safetensors" for rank in range(len(cuts))]
+    for file, (row, column, num_rows, num_columns) in zip(files, cuts, strict=True):
+        values = WHOLE[row : row + num_rows, column : column + num_columns]
+        write_tensors(file, {"w": Part(values, (row, column), (6, 4))})
+    if fit:
+        assert torch.equal(TensorFiles(files).read("w"), WHOLE)
+    else:
+        with pytest.raises(ConfigError, match="the parts of w do not make up the whole"):
+            TensorFiles(files)
+
+
 def test_a_file_that_is_missing_or_cut_off_or_elsewhere_is_refused(paths: list[Path], tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="the parts of w do not make up the whole"):
         TensorFiles(paths[:1])
