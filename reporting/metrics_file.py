@@ -157,14 +157,17 @@ def append_whole(path: Path, data: bytes) -> None:
     Raises:
         OSError: if there is no room, or the file cannot be opened.
     """
-    with open(os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666), "rb+", buffering=0) as file:
-        end = _end_of_last_line(file)
-        try:
+    end = None
+    try:
+        with open(os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666), "rb+", buffering=0) as file:
+            end = _end_of_last_line(file)
             if file.write(data) < len(data):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        except OSError:
-            file.truncate(end)
-            raise
+    except OSError:  # a file server may tell of a full disk only when the file is closed
+        with suppress(OSError):
+            if end is not None and os.path.getsize(path) > end:
+                os.truncate(path, end)
+        raise
 
 
 def _end_of_last_line(file: RawIOBase) -> int:

@@ -19,8 +19,9 @@ from utils.errors import ConfigError, in_one_line
 # Ways to start an adapter that take something out of the base's weights: the base alone is then another model.
 _CHANGES_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
 
-
+_MOST = torch.finfo(torch.float32).max
 _FULL_PRECISION = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+_PROMPTS = {"prompt_embeddings", "prefix_task_cols", "prefix_task_rows"}  # all of peft's names of them
 
 
 class AdapterMismatchError(Exception):
@@ -46,7 +47,21 @@ def read_adapter_config(folder: Path, asked: str) -> peft.PeftConfig:
             f"{asked}: {folder}/adapter_config.json says lora_dropout {dropout}, and the probability of dropping must "
             "be at least 0 and less than 1; correct it there"
         )
+    for name, alpha in _alphas(settings).items():
+        # By type(): to isinstance, true is a number. What is left out here, peft refuses.
+        if type(alpha) is bool or (isinstance(alpha, float) and not abs(alpha) < _MOST):
+            raise ConfigError(
+                f"{asked}: {folder}/adapter_config.json says {name} {str(alpha).lower()}, which is no finite number; "
+                "correct it there"
+            )
     return settings
+
+
+def _alphas(settings: peft.PeftConfig) -> dict[str, Any]:
+    """What LoRA's factors are multiplied with: its setting for all layers, and those of some."""
+    pattern = getattr(settings, "alpha_pattern", None)
+    of_layers = pattern if isinstance(pattern, dict) else {}
+    return {"lora_alpha": getattr(settings, "lora_alpha", 1), **{f"alpha_pattern.{n}": v for n, v in of_layers.items()}}
 
 
 def check_base_is_unchanged(settings: peft.PeftConfig, asked: str) -> None:
@@ -105,14 +120,18 @@ def set_adapter(adapted: peft.PeftModel, own_names: Collection[str], tensors: Ma
         tensors: named as in an adapter's folder.
 
     Raises:
-        AdapterMismatchError: if some are missing or too many, or of numbers that no trained adapter has.
+        AdapterMismatchError: if some are missing or too many, or hold numbers that no trained adapter has.
         Exception: whatever peft raises for tensors of another shape.
     """
     for name, tensor in tensors.items():
         if tensor.dtype not in _FULL_PRECISION:
             raise AdapterMismatchError(f"{name} is stored as {str(tensor.dtype).removeprefix('torch.')}")
+        if not tensor.isfinite().all():
+            raise AdapterMismatchError(f"{name} holds NaN or infinity")
     report: Any = peft.set_peft_model_state_dict(adapted, {name: tensor.float() for name, tensor in tensors.items()})
-    if adapted.active_peft_config.is_prompt_learning:  # it has one tensor, and peft itself insists on that
+    if adapted.active_peft_config.is_prompt_learning:  # peft itself insists on its tensors, and ignores others
+        if extra := tensors.keys() - _PROMPTS:
+            raise AdapterMismatchError(f"it holds, unlike its kind, {min(extra)}")
         return
     if missing := [name for name in report.missing_keys if name in own_names]:
         raise AdapterMismatchError(f"it lacks {missing[0]}")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import json
 import math
 import os
@@ -231,6 +233,30 @@ def test_lines_that_the_disk_refuses_wait_and_come_in_their_order(tmp_path: Path
     assert (metrics.num_missing(), metrics.refusal) == (0, "")
     (line,) = said
     assert line.endswith("cannot be written (No such file or directory); its lines wait until it can be")
+
+
+class FullAtItsEnd(io.FileIO):
+    """A file of a server that tells of a full disk when the file is closed."""
+
+    def close(self) -> None:
+        was_open = not self.closed
+        super().close()
+        if was_open:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_lines_that_the_disk_refuses_at_the_files_end_are_not_written_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    metrics = MetricsFile(tmp_path / "metrics.jsonl")
+    metrics.write("train", step=1)
+    with monkeypatch.context() as patched:
+        patched.setattr("reporting.metrics_file.open", lambda fd, *_, **__: FullAtItsEnd(fd, "rb+"), raising=False)
+        metrics.write("train", step=2)
+    assert written(tmp_path / "metrics.jsonl") == [1]
+    assert metrics.num_missing() == 1
+    metrics.write_waiting()
+    assert written(tmp_path / "metrics.jsonl") == [1, 2]
 
 
 def test_lines_wait_in_bounded_memory_and_the_end_always_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
