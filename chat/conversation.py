@@ -75,6 +75,7 @@ def read_conversation(
     *,
     chat_template: Any = "",
     nested_columns: frozenset[str] = frozenset(),
+    needs_answer: bool = True,
 ) -> Conversation:
     """The conversation of a row.
 
@@ -82,9 +83,10 @@ def read_conversation(
         example: the row's columns, of those that `columns_to_read` names.
         chat_template: a developer's turn stays one if the template knows the role; otherwise it is the system's.
         nested_columns: of structs, where Arrow puts nulls for the keys of other calls and tools.
+        needs_answer: refuse a row without a turn of the assistant's, which nothing can be learned from.
 
     Raises:
-        BadExample: if it is no conversation, or has no turn of the assistant's.
+        BadExample: if it is no conversation, or has no turn of the assistant's and needs one.
     """
     example = unfolded({name: value for name, value in example.items() if value is not None})
     names = config.role_names()
@@ -98,9 +100,9 @@ def read_conversation(
         messages = [m | {"role": "system"} if m["role"] == "developer" else m for m in messages]
     refuse_media(example, [message["content"] for message in messages])
     is_answer = [message["role"] == "assistant" for message in messages]
-    if not any(is_answer[len(before) :]):
+    if needs_answer and not any(is_answer[len(before) :]):
         raise BadExample("it has no assistant turn, so there are no label tokens")
-    last = len(messages) - 1 - is_answer[::-1].index(True)
+    last = max((number for number, answers in enumerate(is_answer) if answers), default=-1)
     only_last = config.learn == "last" or _mask_history(example)
     learned = [
         answers and number >= len(before) and turn.is_learned is not False and (number == last or not only_last)

@@ -13,9 +13,7 @@ and each turn is learned in one of them.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
-from itertools import product
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from chat.conversation import Conversation
@@ -28,7 +26,7 @@ from chat.lost_text import (
     text_of,
     thoughts_of,
 )
-from chat.message_forms import with_json_arguments, with_null_content, with_parts
+from chat.message_forms import forms
 from chat.rendered_turns import RenderedTurn, Sample, marked_turn, never_ends, prompted_turn, turn_ends
 from chat.turn_parts import learned_places
 from chat.unread_keys import unread_keys
@@ -36,8 +34,6 @@ from data.tokens.spans import BadExample, ChatSamples, MaskWay, TextSpan
 
 if TYPE_CHECKING:
     from chat.template import ChatTemplate
-
-_PARTS_AS_TEXT = ("'type': 'text'", '"type": "text"')  # of a template that does not know parts
 
 
 def chat_samples(conversation: Conversation, template: ChatTemplate) -> ChatSamples:
@@ -49,7 +45,7 @@ def chat_samples(conversation: Conversation, template: ChatTemplate) -> ChatSamp
     """
     refusal = None
     marked = template.with_special_as_text(conversation)
-    for form, forbidden in _forms(marked):
+    for form, forbidden in forms(marked):
         try:
             samples, way = _samples(form, template)
             if marked is not conversation:
@@ -66,20 +62,6 @@ def chat_samples(conversation: Conversation, template: ChatTemplate) -> ChatSamp
             return ChatSamples([_spans(sample) for sample in samples], way, conversation.num_empty_answers, lost)
     assert refusal is not None  # nothing is forbidden in the first form
     raise refusal
-
-
-def _forms(conversation: Conversation) -> Iterator[tuple[Conversation, tuple[str, ...]]]:
-    """The conversation in the forms that templates take, the usual one first, and what must not be in the text."""
-    usual = [
-        message if message.get("content") is not None else {**message, "content": ""}
-        for message in conversation.messages
-    ]
-    of_calls = (False, True) if any(message.get("tool_calls") for message in usual) else (False,)
-    for has_parts, has_null, has_json in product((False, True), of_calls, of_calls):
-        messages = [with_json_arguments(message) for message in usual] if has_json else usual
-        messages = [with_parts(message) for message in messages] if has_parts else messages
-        messages = [with_null_content(message) for message in messages] if has_null else messages
-        yield replace(conversation, messages=messages), _PARTS_AS_TEXT if has_parts else ()
 
 
 def _samples(conversation: Conversation, template: ChatTemplate) -> tuple[list[Sample], MaskWay]:

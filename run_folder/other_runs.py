@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from run_folder.checkpoint_folder import COMPLETE
+from run_folder.checkpoint_folder import BEST, COMPLETE, LATEST, is_step_folder, pointed_to
 from run_folder.entries import CHECKPOINTS
 from run_folder.lock import holder_of
 from run_folder.run_yaml import NAME, read_run_yaml
@@ -20,6 +20,14 @@ def checkpoint_root_of(run: Path) -> Path:
     """The folder of checkpoints of the run in this folder, by its run.yaml."""
     elsewhere = read_run_yaml(run).get("checkpoints") if (run / NAME).is_file() else None
     return Path(elsewhere) if isinstance(elsewhere, str) and "\0" not in elsewhere else run / CHECKPOINTS
+
+
+def named_checkpoint(path: Path) -> Path:
+    """The checkpoint that a path like checkpoints/latest or checkpoints/best names; any other path as it is."""
+    if path.name not in (LATEST, BEST) or not path.is_file():
+        return path
+    name = pointed_to(path.parent, path.name)
+    return path.with_name(name) if name and is_step_folder(Path(name)) else path
 
 
 def holder_of_gone(path: Path) -> str | None:

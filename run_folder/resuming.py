@@ -11,7 +11,7 @@ from ranks.environment import Environment
 from run_folder.checkpoint_folder import COMPLETE, STATE, checkpoints, incomplete_checkpoints
 from run_folder.default_folders import default_folders, default_name, is_of_job, outputs
 from run_folder.entries import held_entries
-from run_folder.other_runs import checkpoint_root_of, refuse_if_gone, run_folder_of
+from run_folder.other_runs import checkpoint_root_of, named_checkpoint, refuse_if_gone, run_folder_of
 from run_folder.run_yaml import NAME, read_run_yaml, resumes_in
 from utils.errors import ConfigError
 
@@ -80,7 +80,7 @@ def find_checkpoints(resume: str, run: Path | None, own_roots: Sequence[Path], *
         return own
     if own and restarted:
         return own
-    path = Path(resume)
+    path = named_checkpoint(Path(resume))
     found = checkpoints(path) or checkpoints(checkpoint_root_of(path))
     if not found and (path / COMPLETE).is_file() and (path / STATE).is_file():
         found = [path]

@@ -17,19 +17,25 @@ from data.sequences.causal import build_sequences
 from data.sequences.reading import Reading
 from data.sequences.tokenized import TokenSequence
 from data.tokens.encoding import ONE_TEXT
+from data.tokens.long_texts import encode_texts
+from data.tokens.special_text import SpecialTokens
 from tasks.causal_batches import CausalMicroBatch, Collator, causal_meta_batch
 from tasks.flops import Cost, StepFlops, flops_per_token
 from tasks.generation import (
     AnswerSettings,
+    GeneratedAnswer,
     GeneratingModel,
     GenerationSettings,
     PromptedAnswer,
-    check_positions,
+    answer_of,
     decoder_positions,
     generate_tokens,
     last_answer,
+    num_new_tokens,
+    own_end_ids,
     sampling,
 )
+from tasks.listening import listening
 from tasks.task import BatchForm, Task
 from utils.errors import ConfigError
 
@@ -145,20 +151,23 @@ class CausalLM(Task[CausalMicroBatch]):
         processor: Any,
         prompt: str,
         settings: AnswerSettings,
-    ) -> str:
+    ) -> GeneratedAnswer:
         start = [] if processor.bos_token_id is None or not settings.add_bos else [processor.bos_token_id]
-        ids = torch.tensor([start + processor.encode(prompt, add_special_tokens=False)], device=model.device)
-        check_positions(decoder_positions(model.config), ids.shape[1], settings.max_new_tokens)
+        (encoded,) = encode_texts([prompt], processor, settings.special or SpecialTokens.of(processor))
+        ids = torch.tensor([[*start, *encoded.ids.tolist()]], device=model.device)
+        max_new_tokens = num_new_tokens(decoder_positions(model.config), ids.shape[1], settings)
+        end_ids = sorted({processor.eos_token_id, *settings.more_end_ids, *own_end_ids(model)} - {None})
         output = model.generate(
             input_ids=ids,
             # Given, since transformers cannot infer it: padding and end token have one id here.
             attention_mask=torch.ones_like(ids),
-            max_new_tokens=settings.max_new_tokens,
-            eos_token_id=[processor.eos_token_id, *settings.more_end_ids],
+            max_new_tokens=max_new_tokens,
+            eos_token_id=end_ids,
             pad_token_id=processor.eos_token_id,
             **sampling(settings.temperature),
+            **listening(processor, settings.listener),
         )
-        return processor.decode(output[0, ids.shape[1] :], skip_special_tokens=True).strip()
+        return answer_of(processor, output[0, ids.shape[1] :], max_new_tokens, end_ids)
 
     def prompted_answer(self, sequence: TokenSequence) -> PromptedAnswer:
         """The last answer of a sequence; its prompt is all that comes before, earlier turns included."""

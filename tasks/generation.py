@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -17,6 +17,9 @@ from utils.wording import plural
 
 if TYPE_CHECKING:
     from transformers import GenerationConfig, PreTrainedConfig
+
+    from data.tokens.special_text import SpecialTokens
+    from tasks.listening import Listener
 
 
 @dataclass(frozen=True)
@@ -37,8 +40,11 @@ class AnswerSettings:
         temperature: 0 takes the likeliest token each time; above, torch's random state decides.
         add_bos: put the processor's first token before the prompt, as training does except under a chat template. Only
             causal models ask; other processors know what belongs around a prompt.
-        more_end_ids: tokens that end the answer, besides the processor's end token; of causal models.
+        more_end_ids: tokens that end the answer, besides the processor's and the model's; of causal models.
         image: given if the task READS_IMAGES, and only then.
+        may_be_shorter: take fewer than `max_new_tokens` if the model has not so many positions left; of causal models.
+        special: the processor's special tokens, if the prompt may hold stand-ins for them; of models of text.
+        listener: hears the answer while it is written; of models of text.
     """
 
     max_new_tokens: int
@@ -46,6 +52,16 @@ class AnswerSettings:
     add_bos: bool = True
     more_end_ids: Sequence[int] = ()
     image: Path | None = None
+    may_be_shorter: bool = False
+    special: SpecialTokens | None = None
+    listener: Listener | None = None
+
+
+class GeneratedAnswer(NamedTuple):
+    """The model's answer to one prompt."""
+
+    text: str
+    is_cut: bool  # it has as many tokens as were asked for, and none that ends it
 
 
 class GeneratingModel(Protocol):
@@ -109,9 +125,39 @@ def check_positions(positions: int | None, num_taken: int, max_new_tokens: int) 
     )
 
 
+def num_new_tokens(positions: int | None, num_taken: int, settings: AnswerSettings) -> int:
+    """The tokens that an answer may have.
+
+    Args:
+        positions, num_taken: as in `check_positions`.
+
+    Raises:
+        ConfigError: if the model has no positions for them.
+    """
+    room = settings.max_new_tokens if positions is None else positions - num_taken
+    if settings.may_be_shorter and room > 0:
+        return min(settings.max_new_tokens, room)
+    check_positions(positions, num_taken, settings.max_new_tokens)
+    return settings.max_new_tokens
+
+
 def decoder_positions(model_config: PreTrainedConfig) -> int | None:
     """Tokens that a model's decoder has positions for; None if it has no limit."""
     return positions_of(model_config.get_text_config(decoder=True))
+
+
+def own_end_ids(model: GeneratingModel) -> list[int]:
+    """The tokens at which generation stops by the model's generation_config.json."""
+    end_ids = model.generation_config.eos_token_id
+    return end_ids if isinstance(end_ids, list) else [end_ids] if end_ids is not None else []
+
+
+def answer_of(
+    processor: Any, new_tokens: torch.Tensor, max_new_tokens: int, end_ids: Collection[int]
+) -> GeneratedAnswer:
+    """The answer whose tokens are these, int64 [tokens]."""
+    is_cut = len(new_tokens) >= max_new_tokens and int(new_tokens[-1]) not in end_ids
+    return GeneratedAnswer(processor.decode(new_tokens, skip_special_tokens=True).strip(), is_cut)
 
 
 def generate_tokens(
@@ -124,15 +170,13 @@ def generate_tokens(
     Args:
         in_step: call the model as often as every other rank does, until the last of them has finished.
     """
-    # Given ids replace the model's own, so these are passed on with them.
-    own_end_ids = model.generation_config.eos_token_id
-    own_end_ids = own_end_ids if isinstance(own_end_ids, list) else [own_end_ids]
     return model.generate(
         **inputs,
         num_beams=settings.num_beams,
         max_new_tokens=settings.max_new_tokens,
         do_sample=False,
-        eos_token_id=sorted({*settings.end_ids, *(end for end in own_end_ids if end is not None)}),
+        # Given ids replace the model's own, so these are passed on with them.
+        eos_token_id=sorted({*settings.end_ids, *own_end_ids(model)}),
         pad_token_id=settings.padding_id,
         # Sharded weights are gathered in every call, so a rank that stopped earlier would leave the others waiting.
         synced_gpus=in_step,

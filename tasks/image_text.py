@@ -35,9 +35,11 @@ from data.tokens.encoding import Caption
 from tasks.causal_lm import CausalLM
 from tasks.generation import (
     AnswerSettings,
+    GeneratedAnswer,
     GeneratingModel,
     GenerationSettings,
     PromptedAnswer,
+    answer_of,
     check_positions,
     decoder_positions,
     generate_tokens,
@@ -185,7 +187,7 @@ class ImageText(Task[ImageTextMicroBatch]):
         processor: Any,
         prompt: str,
         settings: AnswerSettings,
-    ) -> str:
+    ) -> GeneratedAnswer:
         """The text that the model writes about an image. The model is one process's, not sharded.
 
         Args:
@@ -202,14 +204,16 @@ class ImageText(Task[ImageTextMicroBatch]):
         is_encoder_decoder = getattr(model.config.get_text_config(), "is_encoder_decoder", False)
         num_taken = 1 if is_encoder_decoder else inputs["input_ids"].shape[1]
         check_positions(decoder_positions(model.config), num_taken, settings.max_new_tokens)
+        end_ids = sorted({processor.tokenizer.eos_token_id, end_id(processor, model.config)})
         output = model.generate(
             **inputs,
             max_new_tokens=settings.max_new_tokens,
-            eos_token_id=sorted({processor.tokenizer.eos_token_id, end_id(processor, model.config)}),
+            eos_token_id=end_ids,
             pad_token_id=processor.tokenizer.eos_token_id,
             **sampling(settings.temperature),
         )
-        return _answers(processor, inputs["input_ids"], output)[0]
+        new_tokens = _new_tokens(inputs["input_ids"], output)[0]
+        return answer_of(processor.tokenizer, new_tokens, settings.max_new_tokens, end_ids)
 
     def prompted_answer(self, sequence: TokenSequence) -> PromptedAnswer:
         """The caption, without a prompt: how many positions the image takes in its place is known once it is opened."""
@@ -316,8 +320,13 @@ def _asked(
 
 
 def _answers(processor: Any, asked: torch.Tensor, output: torch.Tensor) -> list[str]:
-    """The new texts, without the prompt's ids, which decoders return first if they have read them."""
+    """The new texts."""
+    new_tokens = _new_tokens(asked, output)
+    return [text.strip() for text in processor.tokenizer.batch_decode(new_tokens, skip_special_tokens=True)]
+
+
+def _new_tokens(asked: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
+    """The output without the prompt's ids, which decoders return first if they have read them."""
     width = asked.shape[1]
     repeats = output.shape[1] >= width and torch.equal(output[:, :width], asked)
-    answers = output[:, width:] if repeats else output
-    return [text.strip() for text in processor.tokenizer.batch_decode(answers, skip_special_tokens=True)]
+    return output[:, width:] if repeats else output

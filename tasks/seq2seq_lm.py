@@ -19,18 +19,22 @@ from data.sequences.source_target import Affixes, SourceTargetBuilder
 from data.sequences.tokenized import TokenSequence
 from data.tokens.encoding import SourceAndTarget
 from data.tokens.labels import IGNORE_INDEX, shift_right
-from data.tokens.loss_mask import affixes
+from data.tokens.loss_mask import affixes, encode_plainly
 from tasks.flops import Cost, Seq2SeqFlops, flops_per_token
 from tasks.generation import (
     AnswerSettings,
+    GeneratedAnswer,
     GeneratingModel,
     GenerationSettings,
     PromptedAnswer,
+    answer_of,
     check_positions,
     decoder_positions,
     generate_tokens,
+    own_end_ids,
     sampling,
 )
+from tasks.listening import listening
 from tasks.seq2seq_batches import Seq2SeqCollator, Seq2SeqMicroBatch, seq2seq_meta_batch
 from tasks.task import BatchForm, Task
 from utils.errors import ConfigError
@@ -167,7 +171,7 @@ class Seq2SeqLM(Task[Seq2SeqMicroBatch]):
         processor: Any,
         prompt: str,
         settings: AnswerSettings,
-    ) -> str:
+    ) -> GeneratedAnswer:
         """The target that the model writes for a source, whose task prefix is included.
 
         The model's generation_config.json decides about beams, lengths and forced tokens.
@@ -175,8 +179,9 @@ class Seq2SeqLM(Task[Seq2SeqMicroBatch]):
         Raises:
             ConfigError: if the model has no positions for source or target.
         """
-        inputs = processor(prompt, return_tensors="pt").to(model.device)
-        num_tokens, positions = inputs["input_ids"].shape[1], getattr(model.config, "max_position_embeddings", None)
+        (encoded,) = encode_plainly(processor, settings.special, text=[prompt])
+        ids = torch.from_numpy(encoded.astype(np.int64))[None].to(model.device)
+        num_tokens, positions = ids.shape[1], getattr(model.config, "max_position_embeddings", None)
         if positions is not None and num_tokens > positions:
             raise ConfigError(
                 f"--prompt: its {num_tokens:,} tokens are more than the {positions:,} positions of this model's "
@@ -184,15 +189,19 @@ class Seq2SeqLM(Task[Seq2SeqMicroBatch]):
             )
         check_positions(decoder_positions(model.config), 1, settings.max_new_tokens)  # after decoder_start_token_id
         # Sampling is of one sequence: beams in generation_config.json would make it a beam sample.
-        one_beam = {"num_beams": 1} if settings.temperature > 0 else {}
+        num_beams = 1 if settings.temperature > 0 else model.generation_config.num_beams or 1
         output = model.generate(
-            input_ids=inputs["input_ids"],
-            attention_mask=inputs["attention_mask"],
+            input_ids=ids,
+            attention_mask=torch.ones_like(ids),
             max_new_tokens=settings.max_new_tokens,
+            num_beams=num_beams,
             **sampling(settings.temperature),
-            **one_beam,
+            **listening(processor, settings.listener, num_beams=num_beams),
         )
-        return processor.decode(output[0], skip_special_tokens=True).strip()
+        answer = answer_of(processor, output[0, 1:], settings.max_new_tokens, own_end_ids(model))
+        if settings.listener is not None and num_beams > 1:
+            settings.listener.hear(answer.text)
+        return answer
 
     def prompted_answer(self, sequence: TokenSequence) -> PromptedAnswer:
         """The source and the target; the decoder begins with one token."""

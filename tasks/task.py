@@ -28,7 +28,7 @@ from data.sequences.tokenized import TokenSequence
 from data.tokens.labels import IGNORE_INDEX
 from ranks.collectives import sum_on_host
 from tasks.flops import Cost, Flops, UnknownFlops, flops_per_token
-from tasks.generation import AnswerSettings, GeneratingModel, GenerationSettings, PromptedAnswer
+from tasks.generation import AnswerSettings, GeneratedAnswer, GeneratingModel, GenerationSettings, PromptedAnswer
 from utils.errors import ConfigError
 
 
@@ -278,7 +278,7 @@ class Task(ABC, Generic[Batch]):
         processor: Any,
         prompt: str,
         settings: AnswerSettings,
-    ) -> str:
+    ) -> GeneratedAnswer:
         """The model's answer to a prompt. The model is one process's, not sharded.
 
         Raises:

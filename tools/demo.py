@@ -88,14 +88,14 @@ def show(run: Path) -> None:
     """Print the losses before and after, and the summary of a dialogue that the model has not seen."""
     quiet_imports()
     from tasks.generation import AnswerSettings
-    from tools.generate import load
+    from tools.answering.loading import load
 
     events = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     losses = [event["loss"] for event in events if event["event"] == "eval"]
     sample = json.loads((DATA / "validation.jsonl").read_text().splitlines()[0])
     prompt = load_dataset_file(BUILT_IN_FOLDER / "samsum.py").PROMPT.format(dialogue=sample["dialogue"])
-    model, tokenizer, task = load(run / "model", None)
-    answer = task.generate(model, tokenizer, prompt, AnswerSettings(max_new_tokens=80))
+    model, tokenizer, task, _ = load(run / "model", None)
+    answer = task.generate(model, tokenizer, prompt, AnswerSettings(max_new_tokens=80)).text
     print(f"\nA dialogue held out from training:\n\n{sample['dialogue']}\n")
     print(f"the model:  {answer}\nreference:  {sample['summary']}\n")
     print(f"eval loss before {losses[0]:.3f}, after {min(losses[1:]):.3f}")

@@ -27,7 +27,7 @@ from run_folder.checkpoint_folder import (
     tensor_files,
 )
 from run_folder.checkpoint_folder import HUGGINGFACE as SETTINGS
-from run_folder.other_runs import checkpoint_root_of
+from run_folder.other_runs import checkpoint_root_of, named_checkpoint
 from utils.errors import ConfigError, in_one_line
 from utils.small_files import parse_yaml, read_json, read_text
 
@@ -79,21 +79,24 @@ def open_source(path: Path, base: str | None = None) -> ModelSource:
     """Find out what a path holds; no tensor is read yet.
 
     Args:
-        path: a run's folder (its newest complete checkpoint is taken, else its adapter or model), a checkpoint's
-            folder, a `.pt` file, or a folder with an adapter or a model in Hugging Face format.
+        path: a run's folder (its newest complete checkpoint is taken, else its adapter or model), a folder of
+            checkpoints, a checkpoint's folder or what names it (checkpoints/latest), a `.pt` file, or a folder with an
+            adapter or a model in Hugging Face format.
         base: folder or hub name of the model that training started from, if the checkpoint does not say it or says it
             wrongly.
 
     Raises:
         ConfigError: if there is nothing of the kind, or it is not whole.
     """
-    path = path.expanduser()
+    path = named_checkpoint(path.expanduser())
     if not path.exists():
         raise ConfigError(f"{path} does not exist; give a run's folder, a checkpoint, or an adapter's folder")
     if path.is_file():
         return _checkpoint(path.parent, base, file=path)
     if (path / "checkpoints").is_dir() or (path / "run.yaml").is_file():
         path = _of_run(path)
+    elif complete := checkpoints(path):
+        path = complete[0]
     if any((path / name).is_file() for name in (STATE, OLD_FULL_FILE, ".metadata")):
         return _checkpoint(path, base)
     if is_step_folder(path) or tensor_files(path) or old_tensor_files(path):

@@ -319,6 +319,9 @@ def test_the_first_minute_of_the_readme_runs_as_written(tiny_model: Path, tmp_pa
     answered = run_forked(["-m", "tools.generate", *shlex.split(question), "--max_new_tokens", "4"], cwd=tmp_path)
     assert answered.returncode == 0, answered.stderr
     assert answered.stdout.strip()
+    (talk,) = re.findall(r"^python -m tools.chat (.*)$", readme, flags=re.MULTILINE)
+    ended = run_forked(["-m", "tools.chat", *shlex.split(talk)], cwd=tmp_path)  # standard input has nothing
+    assert (ended.returncode, ended.stdout) == (0, ""), ended.stderr
 
 
 def _start(line: str) -> str:

@@ -27,7 +27,8 @@ from tests.helpers.checkpoints import forget_marks
 from tests.helpers.processes import train_events
 from tests.helpers.refusals import write_lines
 from tests.helpers.tokenizers_of_kinds import written_in_python
-from tools.generate import as_user_turn, load
+from tools.answering.chat_form import ChatForm, as_user_turn
+from tools.answering.loading import load
 from utils import template_date
 from utils.errors import ConfigError
 
@@ -86,11 +87,11 @@ def test_a_run_goes_on_after_midnight_with_the_date_of_its_first_start(
             forget_date(run, started="2026-11-25T12:00:00+00:00")
     assert [event["step"] for event in train_events(run)] == [1, 2]
 
-    _, tokenizer, _ = load(run, None)
-    assert "Today is 25 Nov 2026." in as_user_turn(tokenizer, "Say 1.")
+    _, tokenizer, *_ = load(run, None)
+    assert "Today is 25 Nov 2026." in ChatForm.of(tokenizer).prompt(as_user_turn("Say 1."))
     (run / "model").rename(tmp_path / "elsewhere")
-    _, tokenizer, _ = load(tmp_path / "elsewhere", None)
-    assert "Today is 26 Nov 2026." in as_user_turn(tokenizer, "Say 1."), "as any server says"
+    _, tokenizer, *_ = load(tmp_path / "elsewhere", None)
+    assert "Today is 26 Nov 2026." in ChatForm.of(tokenizer).prompt(as_user_turn("Say 1.")), "as any server says"
 
 
 def forget_date(run: Path, *, started: str) -> None:

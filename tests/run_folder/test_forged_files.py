@@ -27,7 +27,8 @@ from run_folder.kernel_lock import is_locked
 from run_folder.lock import RunLock, find_dead, holder_of
 from run_folder.lock_owner import Owner, read_lock
 from run_folder.run_yaml import first_date, read_run_yaml, resumes_in
-from tools.generate import read_prompts
+from tools.answering.prompts import read_prompts
+from tools.answering.trained_on import NOTHING_KNOWN
 from utils.errors import ConfigError
 
 BAD: list[Any] = [None, True, -1, 0, 1.5, float("inf"), 10**30, 10**400, "", "\ud800", [], [[1]], {}, {"a": {}}]
@@ -133,7 +134,7 @@ def test_files_that_flags_name_are_refused_with_their_flag(forge: Forge, tmp_pat
         with pytest.raises(ConfigError, match=r"^--chat_dataset.chat_template: "):
             use_template(type("Tokenizer", (), {"chat_template": None})(), str(place))
         with pytest.raises(ConfigError, match=r"^--prompts: "):
-            read_prompts(place)
+            read_prompts(place, NOTHING_KNOWN.row_settings())
 
 
 def test_entries_of_run_yaml_that_no_run_writes_are_left_out(tmp_path: Path) -> None:

@@ -17,8 +17,11 @@ from tests.helpers.chat_templates import FAMILIES
 from tests.helpers.checkpoints import changed, save_checkpoint, with_lora
 from tests.helpers.families import save_family
 from tests.helpers.seq2seq_models import save_seq2seq
+from tools.answering.chat_form import ChatForm, as_user_turn
+from tools.answering.prompts import read_prompts
+from tools.answering.trained_on import NOTHING_KNOWN
 from tools.export import main as export
-from tools.generate import as_user_turn, main, read_prompts, turn_end_ids
+from tools.generate import main
 from tools.make_tiny_model import make_tiny_model
 
 TASK = CausalLM()
@@ -97,7 +100,7 @@ def test_chat_shows_the_prompt_as_a_users_turn(tmp_path: Path, capsys: Capture) 
     assert main([str(folder), "--prompt", "Hi!", "--chat"]) == 2
     assert "no chat template" in capsys.readouterr().err
     tokenizer.chat_template = FAMILIES["Llama-2"].template
-    shown = as_user_turn(tokenizer, "Hi!")
+    shown = ChatForm.of(tokenizer).prompt(as_user_turn("Hi!"))
     assert shown == "<s>[INST] Hi! [/INST]"
     model = AutoModelForCausalLM.from_pretrained(folder)
     with torch.no_grad():
@@ -112,7 +115,7 @@ def test_chat_shows_the_prompt_as_a_users_turn(tmp_path: Path, capsys: Capture) 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_an_answer_ends_where_the_assistants_turn_does(name: str) -> None:
     tokenizer = FAMILIES[name].tokenizer()
-    (end,) = turn_end_ids(tokenizer)
+    (end,) = ChatForm.of(tokenizer).end_ids
     assert FAMILIES[name].answer.endswith(tokenizer.decode([end]))
     assert end in tokenizer.all_special_ids
 
@@ -121,9 +124,13 @@ def test_a_token_that_ends_the_turn_ends_the_answer(tiny_model: Path) -> None:
     model, tokenizer = AutoModelForCausalLM.from_pretrained(tiny_model), AutoTokenizer.from_pretrained(tiny_model)
     ids = torch.tensor([[tokenizer.bos_token_id, *tokenizer.encode(PROMPT)]])
     first = int(model(ids).logits[0, -1].argmax())
-    assert len(TASK.generate(model, tokenizer, PROMPT, AnswerSettings(max_new_tokens=12))) > 12
+    long = TASK.generate(model, tokenizer, PROMPT, AnswerSettings(max_new_tokens=12))
+    assert long.is_cut
+    assert len(long.text) > 12
     short = TASK.generate(model, tokenizer, PROMPT, AnswerSettings(max_new_tokens=12, more_end_ids=[first]))
-    assert short == tokenizer.decode([first]).strip()
+    assert short == (tokenizer.decode([first]).strip(), False)
+    model.generation_config.eos_token_id = [first]
+    assert TASK.generate(model, tokenizer, PROMPT, AnswerSettings(max_new_tokens=12)) == short
 
 
 def test_a_temperature_draws_and_a_seed_draws_the_same(tiny_model: Path, capsys: Capture) -> None:
@@ -140,12 +147,12 @@ def test_what_cannot_be_answered_is_refused_in_a_line(tiny_model: Path, tmp_path
     (tmp_path / "half.jsonl").write_text('{"prompt": "a\\ud800"}\n')
     (tmp_path / "deep.jsonl").write_text("[" * 100_000)
     for flags, reason in (
-        ([str(tiny_model), "--prompts", str(tmp_path / "number.jsonl")], 'line 1: "prompt" is not text'),
+        ([str(tiny_model), "--prompts", str(tmp_path / "number.jsonl")], 'row 1: "prompt" is not text'),
         (
             [str(tiny_model), "--prompts", str(tmp_path / "half.jsonl")],
-            'line 1, is not JSON with "prompt" (a text holds half of a surrogate',
+            "line 1: holds half of a character",
         ),
-        ([str(tiny_model), "--prompts", str(tmp_path / "deep.jsonl")], 'line 1, is not JSON with "prompt"'),
+        ([str(tiny_model), "--prompts", str(tmp_path / "deep.jsonl")], "line 1: "),
         ([str(tiny_model), "--prompt", "a\udcff"], "is not text"),
         ([str(tiny_model), "--prompt", " "], "a prompt is empty"),
         *(
@@ -156,7 +163,7 @@ def test_what_cannot_be_answered_is_refused_in_a_line(tiny_model: Path, tmp_path
         ([str(tiny_model), "--prompt", "a", "--seed", "1" + 40 * "0"], "--seed"),
         ([str(tiny_model)], "nothing to answer"),
         ([str(tiny_model), "--prompts", str(tmp_path / "empty.txt")], "holds no prompt"),
-        ([str(tiny_model), "--prompts", str(tmp_path / "bad.jsonl")], "line 2"),
+        ([str(tiny_model), "--prompts", str(tmp_path / "bad.jsonl")], "row 2 has neither \"prompt\" nor 'messages'"),
         ([str(tiny_model), "--prompts", str(tmp_path / "gone.txt")], "cannot be read"),
         ([str(tiny_model), "--prompt", "a", "--temperature", "-1"], "--temperature"),
         ([str(tmp_path), "--prompt", "a"], "is not a checkpoint"),
@@ -190,4 +197,5 @@ def test_what_the_model_has_no_positions_for_is_refused(
 
 def test_lines_of_a_prompt_file_are_taken_as_they_are(tmp_path: Path) -> None:
     (tmp_path / "prompts.txt").write_text(" a \n\nb\\n\n")
-    assert read_prompts(tmp_path / "prompts.txt") == [" a ", "b\\n"]
+    prompts = read_prompts(tmp_path / "prompts.txt", NOTHING_KNOWN.row_settings())
+    assert prompts == [(" a ", None), ("b\\n", None)]

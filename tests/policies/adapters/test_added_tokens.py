@@ -23,8 +23,8 @@ from tests.helpers.pairwise import slow_but
 from tests.helpers.processes import ProcessGroup, read_metrics, train_events
 from tests.helpers.reference import assert_agrees, flags_for, reference_run
 from tests.helpers.resuming import as_if_killed_after, assert_bit_equal
+from tools.answering.loading import load as load_for_generation
 from tools.export import main as export_main
-from tools.generate import load as load_for_generation
 from utils.errors import ConfigError
 
 TOKENS = ("<|im_start|>", "<|im_end|>")
@@ -173,7 +173,7 @@ def test_adapters_are_merged_and_answer_with_the_new_tokens(
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "merged")
     assert merged.get_input_embeddings().num_embeddings == 602
     assert answer_loss(merged, tokenizer, chats) == pytest.approx(eval_loss(run), rel=1e-4)
-    model, tokenizer, _ = load_for_generation(run, None)
+    model, tokenizer, *_ = load_for_generation(run, None)
     assert answer_loss(model.float(), tokenizer, chats) == pytest.approx(eval_loss(run), rel=1e-4)
 
 
