@@ -291,14 +291,15 @@ def test_the_librarys_own_map_in_a_users_function_sees_what_changed(
     monkeypatch.syspath_prepend(str(tmp_path))
     number, texts = ["code", "file", "module"].index(changed), []
     write(tmp_path / "data.jsonl", WORDS[0])
-    for word in ("Eva", "Max"):
+    # Python takes its compiled code for current if a file's size and second of change are the same.
+    for word, size in (("Eva", 1), ("Max", 2)):
         sys.modules.pop(f"maphelper_{number}", None)
         now = {name: word if name == changed else "Eva" for name in ("code", "file", "module")}
         (tmp_path / "prompt.txt").write_text(now["file"])
         head = f"PROMPT = {READ}"
         code = MAP_FILE.format(number=number, head=head, prompt=f"'{now['code']} ' + PROMPT + ' '")
-        (tmp_path / "mine.py").write_text(code)
-        (tmp_path / f"maphelper_{number}.py").write_text(f"def suffix():\n    return ' {now['module']}'\n# {word * 9}")
+        (tmp_path / "mine.py").write_text(code + "#" * size)
+        (tmp_path / f"maphelper_{number}.py").write_text(f"def suffix():\n    return ' {now['module']}'\n{'#' * size}")
         config = CustomDataset(str(tmp_path / "data.jsonl"), file=str(tmp_path / "mine.py"))
         rows = find_dataset_function("custom_dataset", config)(config, tokenizer, "train")
         texts.append(tokenizer.decode(rows[0]["input_ids"]).replace("Anna 000", "").split())

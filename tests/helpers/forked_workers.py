@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 from pathlib import Path
@@ -31,8 +32,10 @@ class ForkedWorker(Fork):
         self.stdin, self.stdout = os.fdopen(stdin, "wb"), os.fdopen(stdout, "rb")
 
     def terminate(self) -> None:
+        # The fork server may have reaped it without having told its status yet.
         if self.poll() is None:
-            os.kill(self.pid, signal.SIGTERM)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGTERM)
 
 
 def start_forked(workers: RunWorkers) -> ForkedWorker:
