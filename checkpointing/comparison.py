@@ -22,18 +22,30 @@ def _dotted(names_of: Mapping[str, Sequence[str]]) -> frozenset[str]:
     return frozenset(f"{section}.{name}" for section, names in names_of.items() for name in names)
 
 
-MAY_CHANGE = _dotted(
+LAYOUT = _dotted(
+    {
+        "train_config": (
+            *("use_fast_kernels", "compile", "activation_checkpointing", "loss_chunk_size", "enable_fsdp"),
+            *("spare_layers", "activation_offloading", "one_gpu", "pad_to_multiple_of"),
+            # how the global batch is cut; its size stays
+            *("batch_size_training", "gradient_accumulation_steps", "global_batch_size"),
+        ),
+        "fsdp_config": (
+            *("sharding_strategy", "hsdp", "sharding_group_size", "replica_group_size", "accumulate_unsharded"),
+            *("fsdp_activation_checkpointing", "wrap", "fsdp_cpu_offload", "optimizer_cpu_offload"),
+        ),
+        "quantization_config": ("quant_storage",),
+    }
+)
+"""Settings that decide where tensors are and how long. They change the result by rounding alone."""
+
+MAY_CHANGE = LAYOUT | _dotted(
     {
         "train_config": (
             # contents are compared instead of names: config.json, the base's weights, the tokens of the data
             *("model_name", "task", "tokenizer_name", "trust_remote_code", "allow_unused_weights", "template_date"),
-            # layout and speed
-            *("use_fast_kernels", "compile", "activation_checkpointing", "loss_chunk_size", "enable_fsdp"),
-            *("spare_layers", "activation_offloading"),
-            *("low_cpu_fsdp", "one_gpu", "num_workers_dataloader", "show_sample", "pad_to_multiple_of"),
+            *("low_cpu_fsdp", "num_workers_dataloader", "show_sample"),
             *("step_timeout_seconds", "timeout_seconds", "deterministic"),
-            # how the global batch is cut; its size stays
-            *("batch_size_training", "gradient_accumulation_steps", "global_batch_size"),
             # length; if the learning rate depends on it, the number of steps is compared
             *("num_epochs", "max_train_step"),
             # evaluation and results
@@ -44,12 +56,7 @@ MAY_CHANGE = _dotted(
             *("keep_last", "keep_best", "async_save", "save_model", "save_dtype", "save_optimizer"),
             *("dist_checkpoint_root_folder", "dist_checkpoint_folder"),
         ),
-        "fsdp_config": (
-            *("sharding_strategy", "hsdp", "sharding_group_size", "replica_group_size", "accumulate_unsharded"),
-            *("fsdp_activation_checkpointing", "wrap", "fsdp_cpu_offload", "optimizer_cpu_offload"),
-            *("checkpoint_type", "compile_optimizer"),
-        ),
-        "quantization_config": ("quant_storage",),
+        "fsdp_config": ("checkpoint_type", "compile_optimizer"),
     }
 )
 """Settings that do not change the result. Every other one must be as in the checkpoint, settings added later too."""

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from checkpointing.marks import FORMAT
+from policies.activations.checkpointing import MODES
 from policies.loss_scaling import GROWTH_INTERVAL
 from run_folder.checkpoint_folder import STATE, is_step_folder, step_of
 from utils.small_files import read_json
@@ -53,6 +54,7 @@ _NAMES = _Kind(
     "a text or a list of texts",
     lambda value: isinstance(value, str) or (isinstance(value, list) and all(isinstance(part, str) for part in value)),
 )
+_MODE = _Kind(f"one of {', '.join(MODES)}", lambda value: isinstance(value, str) and value in MODES)
 _STEP, _TOKENS = _count(_MOST_STEPS), _count(_MOST_TOKENS)
 
 SCHEMA: dict[tuple[str, ...], _Kind] = {
@@ -101,6 +103,11 @@ MAY_BE_MISSING: dict[tuple[str, ...], _Kind] = {
     ("loss_scaler",): _or_null(_TABLE),  # earlier versions wrote none
     ("loss_scaler", "scale"): _Kind("a finite number, 1 or more", lambda value: _is_number(value) and value >= 1),
     ("loss_scaler", "growth_tracker"): _count(GROWTH_INTERVAL),
+    ("activation_checkpointing",): _or_null(_TABLE),  # see earlier_choice.py; earlier versions wrote none
+    ("activation_checkpointing", "mode"): _MODE,
+    ("activation_checkpointing", "first"): _MODE,
+    ("activation_checkpointing", "num_first"): _count(_MOST_STEPS),
+    ("activation_checkpointing", "card"): _TEXT,
     ("began_with",): _TABLE,  # earlier versions wrote none
     ("began_with", "world_size"): _count(_MOST_RANKS, least=1),
     ("began_with", "batch_size_training"): _count(_MOST_STEPS, least=1),
@@ -110,7 +117,7 @@ MAY_BE_MISSING: dict[tuple[str, ...], _Kind] = {
 
 WHOLE: dict[tuple[str, ...], set[str]] = {
     path: {name for *above, name in MAY_BE_MISSING if tuple(above) == path}
-    for path in (("loss_scaler",), ("began_with",), ("epochs",))
+    for path in (("loss_scaler",), ("began_with",), ("epochs",), ("activation_checkpointing",))
 }
 """Tables that hold these names and no others, if they are there."""
 

@@ -46,7 +46,7 @@ class FsdpConfig:
         None,
         "recompute each layer's activations in the backward pass",
         stands_for=True,
-        default_text="True under --enable_fsdp and for quantized weights, else False",
+        default_text="as activation_checkpointing says",
     )
     wrap: tuple[str, ...] = setting(
         ("layer",),

@@ -61,7 +61,7 @@ class TrainConfig:
         "recompute activations in the backward pass instead of keeping them: those of whole layers (full), or all but "
         "the outputs of attention and of every second matrix product (selective), or in as few layers as the GPU's "
         "memory needs (auto)",
-        default_text="full or off, as fsdp_activation_checkpointing says",
+        default_text="auto on GPUs, off on a CPU; if fsdp_activation_checkpointing is given, as that says",
     )
     spare_layers: bool = setting(
         True,

@@ -11,11 +11,14 @@ from typing import Any, NamedTuple
 
 import torch
 
+from checkpointing.earlier_choice import EarlierChoice
+from configs.run import RunConfig
 from planning.cost.network_waits import RunNetwork
 from planning.cost.traffic import find_traffic
 from planning.machines.cards import CONTEXT_GIB
+from planning.machines.hardware import Hardware
 from planning.machines.planned_environment import own_hardware
-from planning.planned_run import plan_of
+from planning.planned_run import Plan, plan_of
 from policies.activations.checkpointing import Checkpointing
 from ranks.collectives import gather_to_all, on_rank_zero
 from ranks.environment import Environment
@@ -35,20 +38,33 @@ class PlanAtStart(NamedTuple):
     network: RunNetwork | None  # its traffic and its hardware
     notes: tuple[str, ...]  # lines to print
 
+    @property
+    def card(self) -> str | None:
+        """The name of the devices; None if the run could not be planned."""
+        return None if self.network is None else self.network.hardware.card.name
 
-def plan_for_all(resolved: Resolved, env: Environment, data: Callable[[], DataFacts]) -> PlanAtStart:
+
+def plan_for_all(
+    resolved: Resolved, env: Environment, data: Callable[[], DataFacts], earlier: EarlierChoice | None = None
+) -> PlanAtStart:
     """Rank 0's plan, for the rank with the least memory. Every rank must call this.
 
     Args:
         data: what is known of the data; called on rank 0.
+        earlier: as in `plan_at_start`.
     """
     # Every rank must allow the same checkpointing, so the one with the least memory decides.
     memory_gib = min(gather_to_all(_own_memory_gib(env)))
-    return on_rank_zero(lambda: plan_at_start(resolved, env, data(), memory_gib=memory_gib))
+    return on_rank_zero(lambda: plan_at_start(resolved, env, data(), memory_gib=memory_gib, earlier=earlier))
 
 
 def plan_at_start(
-    resolved: Resolved, env: Environment, data: DataFacts, *, memory_gib: float = math.inf
+    resolved: Resolved,
+    env: Environment,
+    data: DataFacts,
+    *,
+    memory_gib: float = math.inf,
+    earlier: EarlierChoice | None = None,
 ) -> PlanAtStart:
     """The plan of the run that starts on these ranks, in closed form.
 
@@ -56,6 +72,8 @@ def plan_at_start(
 
     Args:
         memory_gib: memory that the run may use of each device, if less than its driver gives.
+        earlier: the checkpointing that the run had before it was resumed. It stays on the same cards, with the same
+            ranks and settings, as long as it fits.
     """
     config = resolved.config
     auto = config.train_config.activation_checkpointing == "auto"
@@ -63,13 +81,35 @@ def plan_at_start(
         hardware = own_hardware(config.train_config, config.planning_config, env)
         card = replace(hardware.card, memory_gib=min(hardware.card.memory_gib, memory_gib))
         global_batch = resolved.batches.global_batch_size  # that of the checkpoint, if it goes on from one
-        plan = plan_of(config, replace(hardware, card=card), data, resumed_size=global_batch)
+        plan = _plan_with(config, replace(hardware, card=card), data, global_batch, earlier)
         network = RunNetwork(plan.resolved.policies.layout, find_traffic(plan.model), hardware)
     except Exception as error:  # the run is worth more than its plan: it goes on without one
         why = f"this run could not be planned ({in_one_line(error)})"
         notes = (f"activation_checkpointing: auto is this run's default, since {why}",) if auto else ()
         return PlanAtStart(None, None, None, (f"{PLAN}: not written, since {why}", *notes))
     return PlanAtStart(plan.to_dict(), plan.model.empty.checkpointing, network, plan.choices)
+
+
+def _plan_with(
+    config: RunConfig, hardware: Hardware, data: DataFacts, global_batch: int, earlier: EarlierChoice | None
+) -> Plan:
+    """The plan with the earlier checkpointing if that holds here, else with one that is chosen anew."""
+    if earlier is None:
+        return plan_of(config, hardware, data, resumed_size=global_batch)
+    obstacle = earlier.obstacle
+    if earlier.card != hardware.card.name:
+        obstacle = f"it was made for {earlier.card}"
+    if obstacle is None:
+        plan = plan_of(config, hardware, data, checkpointing=earlier.checkpointing, resumed_size=global_batch)
+        if plan.memory.verdict != "does_not_fit":
+            line = f"activation_checkpointing: {plan.model.empty.checkpointing}, as in the checkpoint"
+            return replace(plan, choices=(line,)) if config.train_config.activation_checkpointing == "auto" else plan
+        obstacle = "it does not fit any more"
+    plan = plan_of(config, hardware, data, resumed_size=global_batch)
+    if plan.choices and plan.model.empty.checkpointing != earlier.checkpointing:
+        before = f"activation_checkpointing: {earlier.checkpointing} in the checkpoint; chosen anew, since {obstacle}"
+        return replace(plan, choices=(before, *plan.choices))
+    return plan
 
 
 def write_plan(folder: Path, plan: dict[str, Any] | None) -> None:

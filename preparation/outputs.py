@@ -7,12 +7,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
+from checkpointing.earlier_choice import FIELD, kept_values
 from checkpointing.epochs import epochs_of
 from checkpointing.finding import Checkpoint
 from checkpointing.save_plan import SavePlan
 from checkpointing.saver import CheckpointSaver
 from configs.run import RunConfig
 from data.streaming.loader import StreamLoader
+from planning.plan_file import PlanAtStart
 from policies.sharding import num_units, unwrap
 from preparation.building import Trainable, TrainingParts
 from ranks.collectives import on_rank_zero
@@ -133,6 +135,7 @@ def open_reporter(
 def open_saver(
     inputs: Inputs,
     parts: TrainingParts,
+    plan: PlanAtStart,
     save_plan: SavePlan,
     root: Path,
     reporter: RunReporter,
@@ -162,6 +165,7 @@ def open_saver(
             "num_steps": inputs.num_steps,
             "epochs": epochs_of(before, len(loader)),
             "began_with": inputs.resolved.began_with._asdict(),
+            FIELD: kept_values(parts.empty.checkpointing, plan.card),
             **inputs.identity(),
             **model_identity,
         },

@@ -81,7 +81,7 @@ def prepare(config: RunConfig, env: Environment, watchdog: Watchdog, lock: RunLo
     check_agreement(facts_found(inputs))
     checkpoint = find_checkpoint(resume.folder, inputs, env)
     resolved = agree_on_attention(agree_to_compile(inputs.resolved, env), env)
-    resolved, plan = follow_plan(resolved, env, inputs.data_facts)
+    resolved, plan = follow_plan(resolved, env, inputs.data_facts, checkpoint)
     inputs = replace(inputs, resolved=resolved)
     config, train = resolved.config, resolved.config.train_config
 
@@ -113,7 +113,10 @@ def prepare(config: RunConfig, env: Environment, watchdog: Watchdog, lock: RunLo
         show_start(config, env, record, folder)
     reporter = open_reporter(inputs, parts.trainable, record, env, folder, screen, after_step=state.step)
     saver = open_saver(
-        *(inputs, parts, save_plan, root, reporter), checkpoint=checkpoint, model_identity=model_identity, files=files
+        *(inputs, parts, plan, save_plan, root, reporter),
+        checkpoint=checkpoint,
+        model_identity=model_identity,
+        files=files,
     )
     watchdog.leave_out(saver.group)  # its thread's collectives tell nothing of the main thread
     saver.begin(checkpoint)

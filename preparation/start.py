@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
+from checkpointing.earlier_choice import earlier_choice
+from checkpointing.finding import Checkpoint
 from configs.absolute_paths import make_paths_absolute
 from configs.run import RunConfig
 from planning.machines.planned_environment import check_speeds
@@ -84,7 +86,9 @@ def agree_on_attention(resolved: Resolved, env: Environment) -> Resolved:
     return replace(resolved, policies=resolved.policies._replace(flash_4=False))
 
 
-def follow_plan(resolved: Resolved, env: Environment, data: Callable[[], DataFacts]) -> tuple[Resolved, PlanAtStart]:
+def follow_plan(
+    resolved: Resolved, env: Environment, data: Callable[[], DataFacts], checkpoint: Checkpoint | None = None
+) -> tuple[Resolved, PlanAtStart]:
     """The plan, and the settings with the checkpointing that it chose. Every rank must call this.
 
     The model is built next; print the plan's notes after that. An error that refuses the model has refused the plan,
@@ -92,7 +96,8 @@ def follow_plan(resolved: Resolved, env: Environment, data: Callable[[], DataFac
 
     Args:
         data: returns the facts of the data; called on rank 0.
+        checkpoint: the one that the run goes on from.
     """
-    plan = plan_for_all(resolved, env, data)
+    plan = plan_for_all(resolved, env, data, earlier_choice(checkpoint, resolved.config, env.world_size))
     seed_everything(resolved.config.train_config.seed)  # adapters are drawn alike on every rank
     return with_choice(resolved, plan.checkpointing), plan

@@ -13,7 +13,7 @@ from configs.tracking import TrackingConfig
 from configs.training import TrainConfig
 from data.batches.layout import BatchLayout
 from data.batches.padding import PaddedWidth
-from policies.activations.checkpointing import Checkpointing
+from policies.activations.checkpointing import Checkpointing, with_default_mode
 from policies.adapters.apply import find_saved_adapter, num_virtual_tokens
 from policies.adapters.targets import default_targets
 from policies.apply_policies import Policies
@@ -103,6 +103,7 @@ def resolve(
         ConfigError: if a setting cannot hold for this model or on these ranks.
     """
     device = env.device if env.planned_device is None else None  # to try kernels on; a planned one is not here
+    config = with_default_mode(config, env.device_facts.type)
     batches, batch_notes = batch_layout(config.train_config, env, resumed_size)
     began_with = began_with or Beginning(env.world_size, config.train_config.batch_size_training)
     if config.train_config.limit_train_batches:

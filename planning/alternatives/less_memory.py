@@ -13,7 +13,7 @@ from configs.changed_flags import changed_flags
 from configs.flags import parse_flags
 from configs.run import SETTINGS, RunConfig
 from planning.memory.memory_plan import verdict_in_room
-from policies.activations.checkpointing import Checkpointing, mode_of_flags
+from policies.activations.checkpointing import Checkpointing, mode_of_flags, with_default_mode
 from policies.optimizers.kind import kind_of
 from utils.errors import ConfigError
 
@@ -77,6 +77,7 @@ def device_changes(
         is_cpu: the device is the host itself, to which nothing can be moved.
         checkpointing: of the run's layers; None: as the flags say.
     """
+    config = with_default_mode(config, "cpu" if is_cpu else "cuda")
     train, fsdp = config.train_config, config.fsdp_config
     recomputes = _checkpointing_of(config) if checkpointing is None else checkpointing.strongest
     if phase == "generation" and train.num_beams > 1:
@@ -98,8 +99,8 @@ def device_changes(
         if recomputes == "off" or (recomputes == "selective" and is_auto):
             yield Change("most activations recomputed", ("--activation_checkpointing", "selective"))
         yield Change("activations of whole layers recomputed", ("--activation_checkpointing", "full", *every))
-    is_uniform = recomputes != "selective" and not is_auto
-    if phase in _OF_STEPS and is_uniform and not (is_cpu or train.activation_offloading):
+    may_move = recomputes != "selective" or is_auto
+    if phase in _OF_STEPS and may_move and not (is_cpu or train.activation_offloading):
         offloaded = ("--activation_checkpointing", "full", "--activation_offloading", "True")
         yield Change("activations in host memory", offloaded)
     if phase in _OF_MODEL and world_size > 1 and not (train.enable_fsdp and fsdp.sharding_strategy == "FULL_SHARD"):

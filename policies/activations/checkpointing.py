@@ -13,10 +13,10 @@ Layers need not be alike: the first ones may recompute more than the others. A p
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from types import MethodType
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -24,6 +24,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 from transformers import PreTrainedModel
 
 from configs.fsdp import FsdpConfig
+from configs.run import RunConfig
 from configs.training import TrainConfig
 from policies.adapters.lora_layers import LORA_PRODUCTS
 from policies.quantization.float8_linear import FLOAT8_PRODUCTS
@@ -81,18 +82,31 @@ class Checkpointing:
             yield layer, self.first if place < self.num_first else self.mode
 
 
-def mode_of_flags(train: TrainConfig, fsdp: FsdpConfig, *, quantized: bool) -> str:
-    """The mode that the flags ask for: "off", "selective" or "full". For `auto` and without flags, the run's default.
+def with_default_mode(config: RunConfig, device_type: str) -> RunConfig:
+    """The settings with --activation_checkpointing decided if neither it nor fsdp_activation_checkpointing was given.
 
-    --activation_checkpointing decides if given, else --fsdp_activation_checkpointing. The default is `full` under
-    --enable_fsdp and for a quantized base: such a run is short of memory, and most of what is left is activations.
+    The default is `auto` on a GPU and `off` on a CPU. With --activation_offloading it is `full`: then the input of each
+    layer is all that is moved.
     """
-    if train.activation_checkpointing not in (None, "auto"):
-        return train.activation_checkpointing
-    wanted = fsdp.fsdp_activation_checkpointing
-    if wanted is None:
-        wanted = train.enable_fsdp or quantized
-    return "full" if wanted else "off"
+    train = config.train_config
+    if train.activation_checkpointing is not None or config.fsdp_config.fsdp_activation_checkpointing is not None:
+        return config
+    mode: Literal["full", "auto", "off"] = "auto" if device_type == "cuda" else "off"
+    if train.activation_offloading:
+        mode = "full"
+    return replace(config, train_config=replace(train, activation_checkpointing=mode))
+
+
+def mode_of_flags(train: TrainConfig, fsdp: FsdpConfig, *, quantized: bool) -> str:
+    """The mode that the flags ask for: "off", "selective" or "full".
+
+    --activation_checkpointing decides if given, else --fsdp_activation_checkpointing. `auto` without a plan is `full`
+    under --enable_fsdp and for a quantized base: such a run is short of memory, and most of what is left is
+    activations.
+    """
+    if train.activation_checkpointing == "auto":
+        return "full" if train.enable_fsdp or quantized else "off"
+    return train.activation_checkpointing or ("full" if fsdp.fsdp_activation_checkpointing else "off")
 
 
 def checkpointing_mode(

@@ -80,7 +80,7 @@ def expected_default(dotted: str) -> str:
         ("train_config.use_fp16", "only on GPUs without bf16"),
         ("train_config.low_cpu_fsdp", "always so"),
         ("train_config.run_validation", "True if there is validation data"),
-        ("fsdp_config.fsdp_activation_checkpointing", "True under --enable_fsdp and for quantized weights, else False"),
+        ("fsdp_config.fsdp_activation_checkpointing", "as activation_checkpointing says"),
     ],
 )
 def test_a_default_that_depends_is_said_in_words(name: str, words: str) -> None:

@@ -90,7 +90,7 @@ def test_without_known_speeds_the_memory_alone_decides(one_billion: Path) -> Non
 
 
 def test_a_dry_run_says_what_it_would_choose(one_billion: Path, tmp_path: Path) -> None:
-    words = f"--batch_size_training 8 --context_length 2048 --use_peft --compile {AUTO} --dry_run".split()
+    words = ["--batch_size_training", "8", "--context_length", "2048", "--use_peft", "--compile", "--dry_run"]
     words += ["--dry_run_hardware", "1xGPU", "--device_memory_gib", "4.6"]
     done = run_command("--model_name", str(one_billion), *words, "--dry_run_json", str(tmp_path / "plan.json"))
     assert done.returncode == 0, done.stderr
@@ -204,6 +204,43 @@ def test_a_run_that_is_resumed_on_fewer_ranks_accumulates_and_so_spares_nothing(
         for values in (resolved, plan):
             found.append((values["gradient_accumulation_steps"], values["activation_checkpointing"] == "full"))
     assert found == [(1, False), (1, False), (2, True), (2, True)]
+
+
+def test_a_resumed_run_takes_the_choice_of_its_checkpoint_as_long_as_that_fits_on_the_same_cards(
+    tmp_path: Path, process_group: ProcessGroup
+) -> None:
+    data, model, run = write_rows(tmp_path), tmp_path / "model", tmp_path / "run"
+    make_tiny_model(model, vocab_size=600, num_layers=4)
+    argv = ["--batch_size_training", "8", "--context_length", "64", "--mixed_precision", "False", "--num_epochs", "1"]
+    argv += ["--save_model", "False"]
+    needed = {}
+    for mode in ("off", "full"):
+        words = [*argv, "--activation_checkpointing", mode, "--max_train_step", "1"]
+        process_group.train(on_small_card(flags(model, data, tmp_path / mode, *words), 10.0, 1), 1)
+        plan = json.loads((tmp_path / mode / "plan.json").read_text())
+        needed[mode] = plan["peak_gib"] + plan["overhead_gib"]
+    small, large = sum(needed.values()) / 2 / 0.95, 2 * needed["off"]
+
+    def go_on(num_steps: int, memory_gib: float, *more: str, card: str = "GPU") -> tuple[str, list[str]]:
+        words = [*argv, *AUTO.split(), *more, "--max_train_step", str(num_steps), "--resume", "auto"]
+        (outcome,) = process_group.train(on_small_card(flags(model, data, run, *words), memory_gib, 1, card), 1)
+        resolved = yaml.safe_load((run / "run.yaml").read_text())["resolved"]
+        lines = [line for line in outcome.stdout.splitlines() if line.startswith("activation_checkpointing: ")]
+        return resolved["activation_checkpointing"], lines
+
+    first, _ = go_on(1, small)
+    assert first.endswith("off in the others")
+    assert go_on(2, large) == (first, [f"activation_checkpointing: {first}, as in the checkpoint"])
+    choice, lines = go_on(3, large, card="CARD")
+    assert (choice, lines[0]) == (
+        "off",
+        f"activation_checkpointing: {first} in the checkpoint; chosen anew, since it was made for GPU",
+    )
+    choice, lines = go_on(4, 0.99 * needed["off"], card="CARD")
+    assert choice != "off"
+    assert lines[0].endswith("off in the checkpoint; chosen anew, since it does not fit any more")
+    _, lines = go_on(5, large, "--loss_chunk_size", "100", card="CARD")
+    assert lines[0].endswith("chosen anew, since it was made with another --loss_chunk_size")
 
 
 def test_on_a_cpu_it_is_the_default_and_says_so(tiny_model: Path, tmp_path: Path, process_group: ProcessGroup) -> None:

@@ -67,11 +67,12 @@ def test_every_suggestion_is_a_command_that_is_not_refused(phase: str, given: li
 
 
 def test_behind_auto_come_the_fixed_modes_that_recompute_more() -> None:
-    config = parse_flags([*MODEL, "--activation_checkpointing", "auto"])
+    config = parse_flags(MODEL)  # auto, the default on GPUs
     for recomputed, modes in (("off", ["selective", "full"]), ("selective", ["selective", "full"]), ("full", ["full"])):
         changes = device_changes(config, "backward", 1, checkpointing=Checkpointing(recomputed))
         flags = [change.flags for change in changes if change.flags[0] == "--activation_checkpointing"]
-        assert flags == [("--activation_checkpointing", mode) for mode in modes]
+        offloaded = ("--activation_checkpointing", "full", "--activation_offloading", "True")
+        assert flags == [*(("--activation_checkpointing", mode) for mode in modes), offloaded]
 
 
 @pytest.mark.parametrize(("num_first", "is_named"), [(0, False), (3, True)])
@@ -108,7 +109,8 @@ def test_behind_auto_whole_layers_are_recomputed_without_sparing_any() -> None:
     config = parse_flags([*MODEL, "--activation_checkpointing", "auto"])
     changes = device_changes(config, "forward", 1, checkpointing=Checkpointing("off", "full", 23))
     found = [change.flags for change in changes if "--activation_checkpointing" in change.flags]
-    assert found == [("--activation_checkpointing", "full", "--spare_layers", "False")]
+    every = ("--activation_checkpointing", "full", "--spare_layers", "False")
+    assert found == [every, ("--activation_checkpointing", "full", "--activation_offloading", "True")]
 
 
 def test_what_fits_comes_first_and_of_that_what_is_soonest() -> None:

@@ -22,6 +22,7 @@ from policies.activations.checkpointing import (
     checkpointing_mode,
     draws_random_numbers,
     is_attention,
+    with_default_mode,
 )
 from policies.adapters.lora_layers import use_lean_forward
 from policies.loss.summed_loss import use_summed_loss
@@ -176,8 +177,8 @@ def test_attention_that_drops_out_is_computed_again_with_the_random_numbers_arou
     assert not draws_random_numbers(flash, (query, query, query, 0.0), {})
 
 
-def resolved_mode(model: Any, *flags: str) -> tuple[Checkpointing, list[str]]:
-    config = parse_flags(["--model_name", "m", *flags])
+def resolved_mode(model: Any, *flags: str, device: str = "cpu") -> tuple[Checkpointing, list[str]]:
+    config = with_default_mode(parse_flags(["--model_name", "m", *flags]), device)
     quantized = config.quantization_config.quantization is not None
     return checkpointing_mode(model, config.train_config, config.fsdp_config, quantized=quantized)
 
@@ -186,9 +187,11 @@ def resolved_mode(model: Any, *flags: str) -> tuple[Checkpointing, list[str]]:
     ("flags", "mode"),
     [
         ("", "off"),
-        ("--enable_fsdp", "full"),
+        ("--enable_fsdp", "off"),
+        ("--enable_fsdp --fsdp_activation_checkpointing", "full"),
         ("--enable_fsdp --fsdp_activation_checkpointing False", "off"),
-        ("--use_peft --quantization 4bit", "full"),
+        ("--use_peft --quantization 4bit", "off"),
+        ("--activation_offloading", "full"),
         ("--use_peft --quantization 4bit --fsdp_activation_checkpointing False", "off"),
         ("--use_peft --quantization 4bit --enable_fsdp --fsdp_activation_checkpointing False", "off"),
         ("--use_peft --quantization 4bit --activation_checkpointing selective", "selective"),
@@ -196,11 +199,25 @@ def resolved_mode(model: Any, *flags: str) -> tuple[Checkpointing, list[str]]:
         ("--enable_fsdp --activation_checkpointing auto", "full"),
     ],
 )
-def test_what_is_unset_is_full_under_fsdp_and_on_quantized_weights_and_what_is_given_holds(
-    flags: str, mode: str
-) -> None:
+def test_unset_nothing_is_recomputed_on_a_cpu_and_what_is_given_holds(flags: str, mode: str) -> None:
     model = AutoModelForCausalLM.from_config(MODELS["Llama"])
     assert resolved_mode(model, *flags.split()) == (Checkpointing(mode), [])
+
+
+@pytest.mark.parametrize(
+    ("flags", "mode"),
+    [
+        ("", "auto"),
+        ("--enable_fsdp", "auto"),
+        ("--use_peft --quantization 4bit", "auto"),
+        ("--activation_offloading", "full"),
+        ("--activation_checkpointing selective", "selective"),
+        ("--enable_fsdp --fsdp_activation_checkpointing False", None),
+    ],
+)
+def test_unset_as_little_is_recomputed_on_a_gpu_as_its_memory_needs(flags: str, mode: str | None) -> None:
+    config = with_default_mode(parse_flags(["--model_name", "m", *flags.split()]), "cuda")
+    assert config.train_config.activation_checkpointing == mode
 
 
 def test_a_model_that_names_no_layers_adapts_the_default_and_refuses_the_flag() -> None:
@@ -208,7 +225,7 @@ def test_a_model_that_names_no_layers_adapts_the_default_and_refuses_the_flag() 
         transformers.CTRLConfig(vocab_size=VOCAB, n_embd=32, dff=48, n_layer=2, n_head=4, n_positions=128)
     )
     for flags in (["--enable_fsdp"], ["--activation_checkpointing", "auto"]):
-        mode, notes = resolved_mode(model, *flags)
+        mode, notes = resolved_mode(model, *flags, device="cuda")
         assert mode == Checkpointing("off")
         assert notes == ["activation_checkpointing: off, CTRLLMHeadModel does not support it"]
     for flags in (["--activation_checkpointing", "selective"], ["--fsdp_activation_checkpointing"]):
