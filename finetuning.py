@@ -123,7 +123,7 @@ def train(job: Job, stopping: StopRequests) -> str:
     state, saver = job.state, job.saver
     if not evaluate_before(job, stopping):
         return results.stop_early(job)
-    while state.step < job.num_steps:
+    while state.step < job.num_steps and not results.stopped_improving(job):
         unread: QueuedStep | None = None
         for micro_batches, wait, ends_epoch in rest_of_epoch(job):
             queued = queue_step(job, micro_batches, wait, ends_epoch=ends_epoch)
@@ -139,9 +139,12 @@ def train(job: Job, stopping: StopRequests) -> str:
                 continue
             finish_step(job, queued)
             unread = None
+            results.stop_if_diverged(job)
             if asked.stop or not evaluate_if_due(job, stopping):
                 return results.stop_early(job)
             results.save_if_due(job, by_time=by_time, ends_epoch=ends_epoch)
+            if results.stopped_improving(job):
+                break
     results.save_results(job)
     return "finished"
 
@@ -264,7 +267,8 @@ def must_read_now(job: Job, queued: QueuedStep) -> bool:
     """Whether the step is read before the next one is queued: something is due, it is measured, or it was read."""
     record = queued.record
     save_is_due = job.saver.due(record.step, ends_epoch=record.ends_epoch, ends_run=record.step == job.num_steps)
-    return eval_is_due(job, record) or save_is_due or record.is_observed or queued.numbers.was_read
+    ends_now = results.ends_by_divergence(job)
+    return eval_is_due(job, record) or save_is_due or ends_now or record.is_observed or queued.numbers.was_read
 
 
 def eval_is_due(job: Job, record: StepRecord) -> bool:
@@ -288,6 +292,7 @@ def finish_step(job: Job, queued: QueuedStep, *, is_late: bool = False) -> None:
     seconds = job.reporter.step_ended(record, state.epoch, loss, grad_norm, ready_at=ready_at)
     state.count_step(seconds, loss, record.counts.num_label_tokens, record.counts.num_tokens)
     state.epoch_end_due, state.eval_due = record.ends_epoch, eval_is_due(job, record)
+    results.watch_loss(job, record.step, loss)
     job.saver.after_step()
 
 

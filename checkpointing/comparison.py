@@ -49,6 +49,7 @@ MAY_CHANGE = LAYOUT | _dotted(
             # length; if the learning rate depends on it, the number of steps is compared
             *("num_epochs", "max_train_step"),
             # evaluation and results
+            *("early_stopping_patience", "stop_on_divergence"),
             *("run_validation", "val_batch_size", "max_eval_step", "eval_every_steps", "eval_before_training"),
             *("evals_per_epoch",),
             *("eval_generate", "num_beams", "max_new_tokens", "max_generate_samples"),

@@ -54,6 +54,10 @@ _NAMES = _Kind(
     "a text or a list of texts",
     lambda value: isinstance(value, str) or (isinstance(value, list) and all(isinstance(part, str) for part in value)),
 )
+_LOSSES = _Kind(
+    "a list of finite numbers, at most 20",
+    lambda value: isinstance(value, list) and len(value) <= 20 and all(map(_is_number, value)),
+)
 _MODE = _Kind(f"one of {', '.join(MODES)}", lambda value: isinstance(value, str) and value in MODES)
 _STEP, _TOKENS = _count(_MOST_STEPS), _count(_MOST_TOKENS)
 
@@ -100,6 +104,8 @@ MAY_BE_MISSING: dict[tuple[str, ...], _Kind] = {
     ("epochs", "after_step"): _STEP,
     ("epochs", "steps"): _count(_MOST_STEPS, least=1),
     ("state", "best_rouge"): _or_null(_NUMBER),  # earlier versions wrote none
+    ("state", "evals_since_best"): _STEP,
+    ("state", "first_losses"): _LOSSES,
     ("loss_scaler",): _or_null(_TABLE),  # earlier versions wrote none
     ("loss_scaler", "scale"): _Kind("a finite number, 1 or more", lambda value: _is_number(value) and value >= 1),
     ("loss_scaler", "growth_tracker"): _count(GROWTH_INTERVAL),

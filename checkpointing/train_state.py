@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 
@@ -24,6 +24,9 @@ class TrainState:
     best_eval_loss: float = math.inf  # of the best evaluation so far
     best_rouge: float | None = None  # of the same, if --best_metric is a ROUGE
     best_step: int = 0  # after which they were measured
+    evals_since_best: int = 0
+    first_losses: list[float] = field(default_factory=list)  # `supervision.divergence` compares them with the last
+    last_losses: list[float] = field(default_factory=list)  # of this session
 
     @property
     def epoch_of_step(self) -> int:
@@ -72,12 +75,14 @@ class TrainState:
             self.epoch, self.step_of_epoch = 1, self.step
 
     def to_dict(self) -> dict[str, Any]:
-        """The fields as JSON values; JSON has no infinity."""
-        return asdict(self) | {"best_eval_loss": self.best_eval_loss if math.isfinite(self.best_eval_loss) else None}
+        """The fields of a checkpoint as JSON values; JSON has no infinity."""
+        values = asdict(self) | {"best_eval_loss": self.best_eval_loss if math.isfinite(self.best_eval_loss) else None}
+        del values["last_losses"]  # a resumed run, maybe with a lower learning rate, is judged by its own
+        return values
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> TrainState:
-        """Earlier versions wrote no `best_rouge`."""
+        """Earlier versions lacked some fields."""
         state = cls(**{field.name: values[field.name] for field in fields(cls) if field.name in values})
         if state.best_eval_loss is None:
             state.best_eval_loss = math.inf

@@ -70,6 +70,11 @@ class DataSource:
         """
         return not self.HAS_IMAGES
 
+    @property
+    def flags_of_template(self) -> str | None:
+        """Flags with which prompts are written by a chat template; None if they are, or if these flags cannot be."""
+        return None
+
     def check(self, flag: str) -> None:
         """Refuse values that contradict each other. Called if the dataset is chosen.
 

@@ -300,6 +300,17 @@ class TrainConfig:
         minimum=0,
     )
     eval_before_training: bool = setting(False, "evaluate once before the first step")
+    early_stopping_patience: int = setting(
+        0,
+        "end the run after so many evaluations in a row that are not the best (best_metric); 0: take all its steps",
+        unit="evaluations",
+        minimum=0,
+    )
+    stop_on_divergence: bool = setting(
+        False,
+        "end the run, with a checkpoint and as failed, if the mean loss of the last 20 steps is over 1.5 times that of "
+        "its first 20; without this, a line says so",
+    )
     eval_generate: bool = setting(
         False, "also let the model answer the validation prompts at each evaluation, and compute the answers' ROUGE"
     )

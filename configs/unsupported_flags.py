@@ -133,9 +133,7 @@ _MISSING_REASONS: dict[str, str] = {
         "badam_verbose use_adam_mini use_muon optim_target_modules lisa_n_layers lisa_step_interval "
         "lisa_layers_attribute"
     ),
-    "a run takes all its steps; model/ or adapter/ holds the weights of the best evaluation": (
-        "early_stopping early_stopping_patience early_stopping_steps early_stopping_threshold"
-    ),
+    "any better evaluation counts (--early_stopping_patience)": "early_stopping_threshold",
     # Results
     _UPLOAD: "push_to_hub hub_model_id hub_strategy hub_private_repo push_dataset_to_hub export_hub_model_id",
 }

@@ -253,7 +253,7 @@ def _check_evaluation_and_results(config: RunConfig) -> None:
         raise ConfigError("--evals_per_epoch: it sets --eval_every_steps; leave one of them out")
     if train.evals_per_epoch and config.streams:
         raise ConfigError("--evals_per_epoch: the steps of a stream's epoch are not known; give --eval_every_steps")
-    for field in ("eval_every_steps", "evals_per_epoch", "eval_before_training"):
+    for field in ("eval_every_steps", "evals_per_epoch", "eval_before_training", "early_stopping_patience"):
         if getattr(train, field) and train.run_validation is False:
             raise ConfigError(f"--{field}: nothing is evaluated with --run_validation False; leave one of them out")
     if train.dist_checkpoint_root_folder is None:

@@ -286,7 +286,8 @@ def _missing_validation(dataset_configs: Mapping[str, DataSource], streams: bool
 
 def _refuse_evaluations(train_config: TrainConfig, note: str) -> None:
     """Refuse what asks for evaluations that no data is there for."""
-    for field in ("eval_every_steps", "evals_per_epoch", "eval_before_training", "keep_best"):
+    asked = ("eval_every_steps", "evals_per_epoch", "eval_before_training", "early_stopping_patience", "keep_best")
+    for field in asked:
         if getattr(train_config, field):
             raise ConfigError(f"--{field}: {note}, or leave this out")
 

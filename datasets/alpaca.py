@@ -37,6 +37,11 @@ class AlpacaDataset(DataSource):
     history_column: str = setting("history", "column with earlier turns, pairs of instruction and answer, if there is")
     mask_prompt: bool = setting(True, MASK_PROMPT)
 
+    @property
+    def flags_of_template(self) -> str | None:
+        path = f"--instruction_dataset.data_path {self.data_path or HUB_NAME}"
+        return f"--dataset instruction_dataset {path} --instruction_dataset.as_chat"
+
 
 def get_alpaca_dataset(
     dataset_config: AlpacaDataset, tokenizer: Any, split: str, split_slice: str | None = None, encode: Encode = ONE_TEXT

@@ -61,6 +61,10 @@ class InstructionDataset(DataSource):
     def adds_start_token(self) -> bool:
         return not self.as_chat
 
+    @property
+    def flags_of_template(self) -> str | None:
+        return None if self.as_chat or self.prompt_template else "--instruction_dataset.as_chat"
+
     def check(self, flag: str) -> None:
         if self.chat_template is not None and not self.as_chat:
             raise ConfigError(f"{flag}.chat_template: only {flag}.as_chat uses it; add that, or leave this out")

@@ -26,7 +26,8 @@ from reporting.metrics_file import MetricsFile
 from reporting.profiling import step_recorder
 from reporting.run_description import describe_run, start_event
 from reporting.run_reporter import Instruments, RunReporter, RunSpan
-from reporting.start_table import start_table, start_warnings
+from reporting.start_table import start_table
+from reporting.start_warnings import start_warnings
 from reporting.tables import print_for_people
 from reporting.trackers import open_trackers
 from resolving.inputs import Inputs
@@ -86,7 +87,8 @@ def take_folder(
 def show_start(config: RunConfig, env: Environment, record: RunRecord, folder: Path) -> None:
     """Print the table of the run that starts. Call this on rank 0."""
     print_for_people("", start_table(config, env, record.start, record.resolved, record.description), "")
-    print_rank_zero(env, *start_warnings(config.train_config, record.start), f"run folder: {folder}")
+    warnings = start_warnings(config, record.start, record.resolved, record.description["data"])
+    print_rank_zero(env, *warnings, f"run folder: {folder}")
 
 
 def open_reporter(

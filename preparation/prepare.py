@@ -29,6 +29,7 @@ from ranks.agreement import check_agreement
 from ranks.collectives import on_rank_zero
 from ranks.environment import Environment, print_rank_zero
 from reporting.run_reporter import RunReporter
+from reporting.start_warnings import few_steps_lines
 from resolving.agreement import facts_found
 from resolving.inputs import read_inputs
 from resolving.resume_state import find_resume_state
@@ -58,6 +59,7 @@ class Job:
     folder: Path
     export: Callable[[], Path]  # writes the weights in Hugging Face format and returns their folder
     checkpointing: Checkpointing  # of activations
+    advice: tuple[str, ...]  # lines to print at the end
     resumed_size: int | None  # rows of the global batch of the checkpoint that the run goes on from
 
 
@@ -137,5 +139,6 @@ def prepare(config: RunConfig, env: Environment, watchdog: Watchdog, lock: RunLo
         folder=folder,
         export=partial(export_model, model, saved, folder, dtype=resolved.saved_dtype),
         checkpointing=parts.empty.checkpointing,
+        advice=tuple(few_steps_lines(config, record.start, record.resolved, record.description["data"])),
         resumed_size=None if checkpoint is None else resolved.batches.global_batch_size,
     )

@@ -14,10 +14,12 @@ from planning.against_run import compare_with_plan
 from policies.finite import weights_not_finite
 from preparation.prepare import Job
 from ranks.collectives import gather_to_all, on_rank_zero
+from supervision.divergence import describe_divergence, has_diverged, note_loss
 from supervision.non_finite import NonFiniteError, describe_non_finite
 from supervision.stopping import StopRequests
 from utils.errors import TrainingError
 from utils.progress import phase, progress_bar
+from utils.wording import plural
 
 
 @contextmanager
@@ -29,6 +31,41 @@ def naming_samples(job: Job, step: int) -> Iterator[None]:
         weights, names = weights_not_finite(job.trainable.model), tuple(job.config.sources)
         is_fp16 = job.trainable.scaler.active
         raise TrainingError(describe_non_finite(step, error, names, weights, is_fp16=is_fp16)) from None
+
+
+def watch_loss(job: Job, step: int, loss: float) -> None:
+    """Count a step's loss, and say once that the losses diverge."""
+    first, last = job.state.first_losses, job.state.last_losses
+    before = has_diverged(first, last)
+    note_loss(loss, first, last)
+    if has_diverged(first, last) and not before:
+        job.reporter.say(f"step {step}: warning: {describe_divergence(first, last, lr=job.config.train_config.lr)}")
+
+
+def ends_by_divergence(job: Job) -> bool:
+    """Whether --stop_on_divergence ends the run now. Every rank has the same losses, and so the same answer."""
+    return job.config.train_config.stop_on_divergence and has_diverged(job.state.first_losses, job.state.last_losses)
+
+
+def stop_if_diverged(job: Job) -> None:
+    """Write a checkpoint and end the run, if --stop_on_divergence asks for that.
+
+    Raises:
+        TrainingError: on every rank; it says why, and where the checkpoint is.
+    """
+    if not ends_by_divergence(job):
+        return
+    stop_early(job)
+    why = describe_divergence(job.state.first_losses, job.state.last_losses, lr=job.config.train_config.lr)
+    raise TrainingError(
+        f"--stop_on_divergence: step {job.state.step} of {job.num_steps}: {why}; checkpoints are in {job.saver.root}"
+    )
+
+
+def stopped_improving(job: Job) -> bool:
+    """Whether --early_stopping_patience ends the run: so many evaluations in a row were not the best."""
+    patience = job.config.train_config.early_stopping_patience
+    return 0 < patience <= job.state.evals_since_best
 
 
 def report_evaluation(job: Job, loss: float, num_label_tokens: int, stopping: StopRequests) -> bool:
@@ -48,7 +85,10 @@ def report_evaluation(job: Job, loss: float, num_label_tokens: int, stopping: St
     samples = job.generation.shown(answers, tuple(job.config.sources)) if job.generation else []
     job.reporter.evaluated(state.step, state.epoch_of_step, loss, num_label_tokens, figures, samples)
     decisive = deciding_figure(figures, train_config.best_metric)  # None if the loss decides
-    if state.step > 0 and state.is_best(loss, decisive):
+    is_best = state.is_best(loss, decisive)
+    if state.step > 0:
+        state.evals_since_best = 0 if is_best else state.evals_since_best + 1
+    if state.step > 0 and is_best:
         # Only once its weights are saved, so that a later evaluation that beats the earlier best is saved, too.
         if not train_config.save_model or save_weights(job):
             state.best_eval_loss, state.best_rouge, state.best_step = loss, decisive, state.step
@@ -102,7 +142,8 @@ def save_results(job: Job) -> None:
     # The best loss is infinite until an evaluation has saved its weights.
     if job.config.train_config.save_model and not math.isfinite(state.best_eval_loss) and not save_weights(job):
         job.reporter.weights.note_lost(state.step, None)
-    if not job.saver.wait() and job.saver.tried_step != state.step:
+    was_saved = job.saver.wait() and not stopped_improving(job)  # which ends a run where no checkpoint is due
+    if not was_saved and job.saver.tried_step != state.step:
         save_checkpoint(job, is_last=True)
     job.saver.wait()
 
@@ -159,7 +200,16 @@ def _lacking_results(job: Job, status: str) -> list[str]:
 
 def _show_end(job: Job, status: str) -> None:
     """Print plan against measurement, remedies for waits between ranks, and the closing table."""
-    reporter = job.reporter
+    reporter, state = job.reporter, job.state
+    if status == "finished" and stopped_improving(job):
+        reporter.say(
+            f"early_stopping_patience: ended after step {state.step} of {job.num_steps}: "
+            f"{plural(state.evals_since_best, 'evaluation')} in a row were no better than step {state.best_step}'s"
+        )
+    if has_diverged(state.first_losses, state.last_losses):
+        lr = job.config.train_config.lr
+        reporter.say(f"warning: {describe_divergence(state.first_losses, state.last_losses, lr=lr)}")
+    reporter.say(*job.advice)
     peaks, has_allocator = gather_to_all(reporter.ledger.peak_gib()), reporter.ledger.has_allocator
     if job.env.is_rank_zero:
         events = reporter.metrics.read()

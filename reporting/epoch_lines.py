@@ -7,7 +7,7 @@ from statistics import fmean
 from typing import Any
 
 from reporting.events import figures
-from reporting.log_line import perplexity
+from reporting.log_line import perplexity, shown_perplexity
 from utils.wording import plural
 
 
@@ -47,4 +47,8 @@ def averages_line(events: Iterable[dict[str, Any]]) -> str:
 
 
 def _joined(figures: dict[str, float]) -> str:
-    return ", ".join(f"{name}={value:.4f}" for name, value in figures.items())
+    return ", ".join(f"{name}={_shown(name, value)}" for name, value in figures.items())
+
+
+def _shown(name: str, value: float) -> str:
+    return shown_perplexity(value, 4) if name.endswith(("perplexity", "prep")) else f"{value:.4f}"

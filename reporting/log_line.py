@@ -48,6 +48,11 @@ def clock(seconds: float) -> str:
     return str(timedelta(seconds=round(seconds))) if abs(seconds) < 1e10 else f"{seconds:.3g} s"
 
 
+def shown_perplexity(value: float, digits: int) -> str:
+    """A perplexity for people: in scientific form from a million on, which means nothing but that the loss is high."""
+    return f"{value:.{digits}f}" if value < 1e6 else f"{value:.2e}"
+
+
 def perplexity(loss: float) -> float:
     """exp(loss); infinity if that overflows."""
     return math.exp(loss) if loss < 700 else math.inf

@@ -23,7 +23,7 @@ from reporting.end_summary import end_figures, end_summary
 from reporting.epoch_lines import epoch_line
 from reporting.flop_counter import FlopFormula
 from reporting.llama_recipes_lists import write_metrics_data
-from reporting.log_line import TimeLeft, clock, log_line, perplexity
+from reporting.log_line import TimeLeft, clock, log_line, perplexity, shown_perplexity
 from reporting.memory_ledger import MemoryLedger, is_observed_step
 from reporting.memory_table import MemoryTable
 from reporting.metrics_file import MetricsFile
@@ -275,7 +275,8 @@ class RunReporter:
         self.metrics.write("eval", **figures, num_label_tokens=num_label_tokens, **of_answers)
         for sample in samples:
             self.samples.write("sample", step=step, **sample)
-        line = f"eval | step {step} | epoch {epoch} | loss {loss:.4f} | perplexity {figures['perplexity']:.3f}"
+        line = f"eval | step {step} | epoch {epoch} | loss {loss:.4f} | perplexity "
+        line += shown_perplexity(figures["perplexity"], 3)
         line += "".join(f" | {name} {value:.2f}" for name, value in of_answers.items())
         self.say(*sample_lines(samples[:NUM_PRINTED]), line)
 

@@ -158,23 +158,3 @@ def _checkpoints(train: TrainConfig, resolved: dict[str, Any]) -> str:
         return "none, unless the run is asked to stop"
     size = readable(resolved["checkpoint_bytes"])
     return f"{', '.join(when)}; the last {resolved['keep_last']} are kept, about {size} each"
-
-
-def start_warnings(train: TrainConfig, start: dict[str, Any]) -> list[str]:
-    """Lines on settings that a user may want to change before the run goes on."""
-    lines = []
-    if start["num_train_rows"] is not None and start["num_train_rows"] < start["world_size"]:
-        lines.append(
-            f"warning: {plural(start['num_train_rows'], 'training row')} for {start['world_size']} ranks: "
-            "some ranks have nothing to do"
-        )
-    warmup_steps = train.warmup_of(start["num_steps"])
-    if warmup_steps >= start["num_steps"]:
-        flag = "--warmup_ratio" if train.warmup_ratio else "--warmup_steps"
-        lines.append(
-            f"warning: the learning rate rises for {warmup_steps} steps ({flag}), and the run ends after "
-            f"{start['num_steps']}: it never reaches --lr"
-        )
-    if not train.save_model:
-        lines.append("save_model is False: the trained weights will not be kept")
-    return lines

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from transformers import PreTrainedTokenizerBase
+
 from checkpointing.continuation import Continuation
 from checkpointing.finding import Checkpoint
 from configs.run import RunConfig
@@ -90,6 +92,7 @@ def read_inputs(config: RunConfig, env: Environment, checkpoint: Checkpoint | No
         num_positions=num_positions(config.train_config, config.prefix_config, resolved.model_config),
     )
     notes = [*resolved.notes, *task.loss_notes(resolved.model_config), *data.notes, *data.epoch_notes(resolved.batches)]
+    notes += template_notes(config, tokenizer_of(processor))
     print_rank_zero(env, *config.notes, *notes, *(generation.notes if generation else ()))
     return Inputs(
         resolved=resolved,
@@ -104,6 +107,18 @@ def read_inputs(config: RunConfig, env: Environment, checkpoint: Checkpoint | No
             config.train_config, config.tracking_config, data.steps_per_epoch(resolved.batches)
         ),
     )
+
+
+def template_notes(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> list[str]:
+    """A line for each dataset that writes prompts of its own for a model that was trained on those of a template."""
+    if not tokenizer.chat_template:
+        return []
+    flags_of = {name: source.flags_of_template for name, source in config.sources.items()}
+    return [
+        f"{name}: prompts are written in its own words, and the tokenizer has a chat template; {flags} uses it"
+        for name, flags in flags_of.items()
+        if flags is not None
+    ]
 
 
 def check_targets(resolved: Resolved) -> None:

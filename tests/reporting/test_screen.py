@@ -11,8 +11,6 @@ from typing import Any
 
 import pytest
 
-from configs.training import TrainConfig
-from reporting.start_table import start_warnings
 from tests.helpers.processes import ProcessGroup, read_metrics
 from tests.helpers.refusals import error_lines
 
@@ -139,11 +137,3 @@ def test_the_end_names_train_time_and_peak_memory_in_a_line(printed: Printed) ->
 
 def test_ranks_are_announced_as_they_join(printed: Printed) -> None:
     assert "rank 1 joined: 2 of 2 ranks are here" in printed.stderr
-
-
-@pytest.mark.parametrize(("warmup", "lines"), [(0, 0), (9, 0), (10, 1), (500, 1)])
-def test_a_warm_up_that_outlasts_the_run_is_told_before_the_first_step(warmup: int, lines: int) -> None:
-    train = TrainConfig(model_name="m", warmup_steps=warmup)
-    warnings = start_warnings(train, {"num_train_rows": 40, "world_size": 1, "num_steps": 10})
-    assert len(warnings) == lines
-    assert all("--warmup_steps), and the run ends after 10" in line for line in warnings)
