@@ -73,7 +73,7 @@ CASES += [
     Case((4, 1, 2), "HYBRID_SHARD", "full", "padding"),
     Case((4, 1, 2), "HYBRID_SHARD", "full", "packing", SHARDED_GRADIENTS),
     Case((1, 2, 4), "SINGLE", "full", "packing", ("--activation_checkpointing", "full")),
-    Case((2, 4, 1), "FULL_SHARD", "full", "packing", ("--activation_checkpointing", "off")),
+    Case((2, 4, 1), "FULL_SHARD", "full", "packing", ("--activation_checkpointing", "full")),
 ]
 CASES += [Case((2, 1, 4), "FULL_SHARD", "lora-head", "packing"), Case((2, 1, 4), "NO_SHARD", "lora-head", "packing")]
 OFFLOAD, CPU_STEP, FREEZE = ("--fsdp_cpu_offload",), ("--optimizer_cpu_offload",), ("--freeze_layers",)

@@ -196,7 +196,7 @@ def test_the_start_is_one_table_of_plain_lines(run: Run, tiny_model: Path) -> No
     assert re.sub(r"(?<= )\S+(?= \(LlamaForCausalLM\))", "M", text.split(" devices ")[0]) == (
         "model M (LlamaForCausalLM), 59,040 parameters (float32) trained all parameters "
         "layout FULL_SHARD: one copy of the model over 2 ranks, on 1 host "
-        "compute fp32, activation checkpointing full, not compiled "
+        "compute fp32, activation checkpointing off, not compiled "
         "optimizer AdamW, lr 0.001 step (gamma 0.85), weight decay 0, no clipping"
     )
     assert text.split(" data ")[1] == (
