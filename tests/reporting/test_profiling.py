@@ -62,7 +62,7 @@ COUNTED = {
     "layers recomputed": (1, "--batch_size_training 4 --activation_checkpointing full", ONCE + LAYERS_AGAIN),
     "head in chunks": (1, "--batch_size_training 4 --loss_chunk_size 20", ONCE),
     "accumulated": (1, "--batch_size_training 1 --gradient_accumulation_steps 4", ONCE),
-    "FULL_SHARD": (2, "--batch_size_training 2 --enable_fsdp", ONCE + LAYERS_AGAIN),
+    "FULL_SHARD": (2, "--batch_size_training 2 --enable_fsdp", ONCE),
     "DDP": (2, "--batch_size_training 2", ONCE),
 }
 
