@@ -109,6 +109,11 @@ def _refuse_unknown(names: Sequence[str], prefix: str) -> None:
     ]
     if unknown:
         more = f" ({len(unknown) - 1} more below)" if len(unknown) > 1 else ""
+        if more and prefix != "--":
+            file = prefix.removesuffix(": ")
+            unknown.append(
+                f"if {file} is a file of another tool, `python -m tools.translate {file}` makes a recipe of it"
+            )
         raise ConfigError(f"{unknown[0]}{more}", details="\n".join(unknown[1:]))
 
 

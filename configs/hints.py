@@ -34,7 +34,6 @@ _ROUGE = "--eval_generate"
 _LAUNCHER = "torchrun's --nproc_per_node and --nnodes, before finetuning.py"
 _DATA_FILES = "--chat_dataset.data_path with a folder of train.* and validation.*, with the name of your dataset"
 _WANDB_NOTES = "--use_wandb, with the variables WANDB_TAGS, WANDB_NOTES, WANDB_RUN_GROUP, WANDB_JOB_TYPE and WANDB_MODE"
-_FUSED = "--compile (torch.compile fuses norms, rotary embeddings and activations)"
 _HUB_CONFIG = "--chat_dataset.hub_config, with the name of your dataset"
 _FROZEN = "--freeze_layers with --num_freeze_layers (the first layers, which are not trained)"
 _PACKING = "--batching_strategy packing|padding"
@@ -96,7 +95,6 @@ _NAMES: dict[str, str] = {
         "xformers_attention"
     ),
     "--compile": "torch_compile_backend torch_compile_mode",
-    _FUSED: "liger_rope liger_rms_norm liger_layer_norm liger_glu_activation",
     "--enable_fsdp, under torchrun": "device_map",
     # Adapters
     _PEFT: "peft lora use_lora adapter finetuning_type lora_enable train_type tuner_type fine_tune_type",

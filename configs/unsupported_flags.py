@@ -53,6 +53,10 @@ _NEEDLESS_REASONS: dict[str, str] = {
         "use_unsloth unsloth_lora_mlp unsloth_lora_qkv unsloth_lora_o lora_mlp_kernel lora_qkv_kernel lora_o_kernel "
         "lora_embedding_kernel"
     ),
+    "torch.compile fuses norms, rotary embeddings and activations (--compile)": (
+        "liger_rope liger_rms_norm liger_layer_norm liger_glu_activation liger_rms_norm_gated flash_attn_rms_norm "
+        "flash_attn_fuse_mlp flash_attn_fuse_qkv fused_attn_kernel"
+    ),
     "training keeps no keys and values": "use_cache",
     "biases stay as they are": "bias lora_bias",
     "the model says it, and an adapter is trained": "task_type lora_task_type inference_mode",

@@ -41,6 +41,16 @@ def test_a_recipe_may_be_flat_dotted_or_nested(tmp_path):
     assert config.was_given("lora_config.r")
 
 
+def test_a_file_of_another_tool_is_refused_with_all_of_its_names_and_the_way_to_a_recipe(tmp_path):
+    with pytest.raises(ConfigError) as caught:
+        parse(tmp_path, "{base_model: m, datasets: [{path: a, type: alpaca}], sample_packing: true}")
+    lines = "\n".join(caught.value.parts()).splitlines()
+    file = tmp_path / "recipe.yaml"
+    assert lines[0] == f"{file}: base_model: unknown flag; here it is --model_name (2 more below)"
+    assert [line.split(": ")[1] for line in lines[1:3]] == ["datasets", "sample_packing"]
+    assert lines[3] == (f"if {file} is a file of another tool, `python -m tools.translate {file}` makes a recipe of it")
+
+
 def test_flags_go_before_the_recipe_wherever_they_stand(tmp_path):
     config = parse(tmp_path, RECIPE, "--lora_config.r", "4", "--nopure_bf16")
     assert config.lora_config.r == 4

@@ -1,0 +1,295 @@
+"""Published files of other tools, translated by tools.translate and planned: the table of docs/other-tools.md.
+
+    for name in axolotl-ai-cloud/axolotl hiyouga/LLaMA-Factory huggingface/trl huggingface/alignment-handbook \\
+        pytorch/torchtune Lightning-AI/litgpt; do git clone https://github.com/$name CLONES/$name; done
+    python -m benchmarks.translated_files --clones CLONES --out FOLDER
+
+Of each tool's files that train a language model on given text or answers, ten are taken at even distances in the order
+of their names. Each is translated, and its recipe goes through --dry_run with all of its settings but two: a tiny model
+of the same architecture takes the place of the model, and a small file with the same columns that of data on the hub.
+A file that has a result in FOLDER is not tried again. The table is FOLDER/table.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from transformers import AutoConfig
+
+from tools.make_tiny_model import make_tiny_model
+
+ROOT = Path(__file__).resolve().parents[1]
+TEN = 10
+_ROWS = 60
+
+
+@dataclass(frozen=True)
+class Published:
+    """One tool's files.
+
+    Attributes:
+        places: repository and glob of the files that are read.
+        others: a pattern, in a file's name and text, of those that train no language model on text or answers.
+        texts: repositories' files that hold command lines.
+    """
+
+    tool: str
+    places: tuple[tuple[str, str], ...]
+    others: str
+    texts: tuple[tuple[str, str], ...] = ()
+
+
+TOOLS = (
+    Published(
+        "axolotl",
+        (("axolotl-ai-cloud/axolotl", "examples/**/*.y*ml"),),
+        r"\Aexamples/(archived|cloud)/|^(rl|reward_model|process_reward_model|processor_type|diffusion|ebft):",
+    ),
+    Published(
+        "llamafactory",
+        tuple(
+            ("hiyouga/LLaMA-Factory", f"examples/{folder}/**/*.yaml")
+            for folder in ("train_lora", "train_full", "train_qlora", "extras")
+        ),
+        r"^stage: (dpo|kto|rm|ppo)|^dataset: .*(mllm|llava)|^do_predict|\A(?![\s\S]*^do_train)",
+    ),
+    Published(
+        "trl",
+        (
+            ("huggingface/trl", "examples/cli_configs/*.yaml"),
+            ("huggingface/alignment-handbook", "recipes/*/sft/*.yaml"),
+        ),
+        r"\A.*_vlm",
+        (("huggingface/trl", "trl/scripts/sft.py"), ("huggingface/trl", "examples/scripts/sft_*.py")),
+    ),
+    Published(
+        "torchtune",
+        (("pytorch/torchtune", "recipes/configs/*/*.yaml"),),
+        r"PPO|DPO|KD|teacher_model|vision|multimodal|grpo|\A(?![\s\S]*^optimizer)",
+    ),
+    Published("litgpt", (("Lightning-AI/litgpt", "config_hub/finetune/*/*.yaml"),), r"\A\Z"),
+)
+
+MODEL_TYPES = {
+    "phi-3|phi3|phi-4|phi4": "phi3",
+    "phi-2|phi-1": "phi",
+    "gemma-4": "gemma4_text",
+    "llama-4": "llama4_text",
+    "gemma-3|gemma3": "gemma3_text",
+    "gemma-2-|gemma2": "gemma2",
+    "gemma": "gemma",
+    "qwen3": "qwen3",
+    "qwen": "qwen2",
+    "mixtral": "mixtral",
+    "mistral|devstral|magistral": "mistral",
+    "falcon-h1": "falcon_h1",
+    "falcon": "falcon",
+    "stablelm-base|pythia|redpajama": "gpt_neox",
+    "starcoder2": "starcoder2",
+    "smollm3": "smollm3",
+    "gpt-oss": "gpt_oss",
+    "nemotron-3": "nemotron_h",
+    "jamba": "jamba",
+    "olmo-3": "olmo3",
+    "granite": "granite",
+    "cohere|command-r": "cohere",
+    "glm": "glm4",
+    "lfm2": "lfm2",
+    "gpt-j": "gptj",
+    "llama|yi-|xgen|smollm|deepcogito|hermes|vicuna": "llama",
+}
+"""Architectures by a pattern of the model's name; the first that fits counts."""
+
+_SIZES = {
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 131072,
+}
+_OWN_SIZES = {"gptj": {"rotary_dim": 8}}
+_CHATML = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}{{ eos_token }}\n"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def published_files(tool: Published, clones: Path) -> list[tuple[str, str, list[str]]]:
+    """(repository, file, words for tools.translate) of all files of a tool, in the order of their names."""
+    found = []
+    for repository, pattern in tool.places:
+        for path in sorted((clones / repository).glob(pattern)):
+            name = str(path.relative_to(clones / repository))
+            if not re.search(tool.others, f"{name}\n{path.read_text()}", re.MULTILINE):
+                found.append((repository, name, [str(path)]))
+    for repository, pattern in tool.texts:
+        for path in sorted((clones / repository).glob(pattern)):
+            for number, words in enumerate(commands_in(path.read_text()), 1):
+                name = f"{path.relative_to(clones / repository)}, command {number}"
+                if not re.search(tool.others, name):
+                    found.append((repository, name, ["--", *words]))
+    return found
+
+
+def commands_in(text: str) -> Iterator[list[str]]:
+    """The command lines in a script's docstring that start a fine-tuning."""
+    for line in re.sub(r"\\\n", " ", text).splitlines():
+        if re.match(r"\s*(accelerate launch|python|trl sft)\b", line) and "--model_name_or_path" in line:
+            yield shlex.split(line)
+
+
+def evenly(files: list[Any], count: int) -> list[Any]:
+    """So many of a list at even distances, the first and the last among them."""
+    if len(files) <= count:
+        return files
+    return [files[round(index * (len(files) - 1) / (count - 1))] for index in range(count)]
+
+
+def stand_in_model(name: str, folder: Path) -> Path | None:
+    """A folder with a tiny config.json of the architecture of the model of this name; None if it is not known."""
+    kind = next((kind for pattern, kind in MODEL_TYPES.items() if re.search(pattern, name.lower())), None)
+    if kind is None:
+        return None
+    made = folder / "models" / kind
+    tokens = folder / "models" / "tokenizer"
+    if not (tokens / "config.json").exists():
+        make_tiny_model(str(tokens))
+    if not (made / "config.json").exists():
+        made.mkdir(parents=True, exist_ok=True)
+        vocab_size = json.loads((tokens / "config.json").read_text())["vocab_size"]
+        AutoConfig.for_model(kind, **_SIZES, **_OWN_SIZES.get(kind, {}), vocab_size=vocab_size).save_pretrained(made)
+        for file in tokens.glob("tokenizer*"):
+            (made / file.name).write_bytes(file.read_bytes())
+        settings = json.loads((made / "tokenizer_config.json").read_text())
+        (made / "tokenizer_config.json").write_text(json.dumps(settings | {"chat_template": _CHATML}))
+    return made
+
+
+def stand_in_data(dataset: str, settings: dict[str, str], folder: Path) -> Path:
+    """A folder with splits in the format of `dataset`, with the columns that a recipe names."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for split in (settings.get("train_split", "train"), settings.get("test_split")):
+        if split is not None:
+            rows = [json.dumps(_row(dataset, settings, number)) for number in range(_ROWS)]
+            (folder / f"{split}.jsonl").write_text("\n".join(rows) + "\n")
+    return folder
+
+
+def _row(dataset: str, settings: dict[str, str], number: int) -> dict[str, Any]:
+    question, answer = f"What is {number} and one?", f"It is {number + 1}."
+    if dataset == "chat_dataset":
+        turns = [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+        if settings.get("messages_column") == "conversations":
+            turns = [{"from": "human", "value": question}, {"from": "gpt", "value": answer}]
+        return {settings.get("messages_column", "messages"): turns}
+    if dataset == "text_dataset":
+        return {settings.get("text_column", "text"): f"{question} {answer}"}
+    if dataset == "segments_dataset":
+        return {"segments": [{"text": question, "label": False}, {"text": answer, "label": True}]}
+    if dataset == "instruction_dataset":
+        columns = (settings.get("prompt_column", "prompt"), settings.get("completion_column", "completion"))
+        more = {settings["input_column"]: ""} if "input_column" in settings else {}
+        return {columns[0]: question, columns[1]: answer, **more}
+    return {"instruction": question, "input": "", "output": answer}
+
+
+def try_file(words: list[str], folder: Path, clones: Path) -> dict[str, Any]:
+    """Translate and plan one file. The result says how far it came, and what was replaced."""
+    folder.mkdir(parents=True, exist_ok=True)
+    recipe = folder / "recipe.yaml"
+    at = words.index("--") if "--" in words else len(words)
+    command = [sys.executable, "-m", "tools.translate", *words[:at], "--out", str(recipe), "--overwrite", *words[at:]]
+    translated = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    (folder / "translation.txt").write_text(translated.stdout + translated.stderr)
+    if translated.returncode != 0:
+        return {"reached": False, "why": _last_line(translated.stderr, clones)}
+    first = translated.stdout.splitlines()[0]
+    keys = [int(count) for count in re.findall(r"(\d+) (?:keys?:|set|needless|without)", first)]
+    settings = yaml.load(recipe.read_text(), Loader=yaml.BaseLoader)
+    name = settings["train_config"].get("model_name", "")
+    model = stand_in_model(name, folder.parent.parent)
+    if model is None:
+        return {"reached": False, "keys": keys, "why": f"no stand-in for the architecture of {name}"}
+    flags, replaced = ["--model_name", str(model)], [f"model: tiny {model.name}"]
+    for dataset in settings["train_config"].get("dataset", "").split(","):
+        own = settings.get(dataset, {})
+        path = own.get("data_path", "")
+        if not all(Path(part).exists() for part in path.split(",")):
+            data = stand_in_data(dataset, own, folder / dataset)
+            flags += [f"--{dataset}.data_path", str(data)]
+            replaced.append(f"data: {_ROWS} rows for {dataset}")
+    ranks = re.search(r"--nproc_per_node (\d+)", translated.stdout)
+    hardware = f"{ranks[1] if ranks else 1}xH100-80GB"
+    plan = [sys.executable, "finetuning.py", "--config", str(recipe), *flags]
+    plan += ["--dry_run", "--dry_run_hardware", hardware, "--output_dir", str(folder / "run")]
+    planned = subprocess.run(plan, cwd=ROOT, capture_output=True, text=True)
+    (folder / "plan.txt").write_text(planned.stdout + planned.stderr)
+    result = {"reached": planned.returncode == 0, "keys": keys, "replaced": replaced, "hardware": hardware}
+    return result if result["reached"] else result | {"why": _last_line(planned.stderr, clones)}
+
+
+def _last_line(text: str, clones: Path) -> str:
+    lines = [line for line in text.splitlines() if line.startswith("error:")] or text.splitlines() or ["no output"]
+    return lines[0].removeprefix("error: ").replace(f"{clones}/", "")
+
+
+def commit_of(clone: Path) -> str:
+    """The commit that a clone is at, or what its file COMMIT says."""
+    noted = clone / "COMMIT"
+    if noted.exists():
+        return noted.read_text().strip()
+    command = ["git", "-C", str(clone), "rev-parse", "HEAD"]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def table(results: list[dict[str, Any]]) -> str:
+    """The results as a table in Markdown."""
+    lines = ["| tool | file | keys: set, needless, none | dry run |", "|---|---|---|---|"]
+    for result in results:
+        keys = result.get("keys")
+        counts = f"{keys[0]}: {keys[1]}, {keys[2]}, {keys[3]}" if keys else ""
+        end = "reached" if result["reached"] else f"no: {result['why']}"
+        lines.append(f"| {result['tool']} | `{result['file']}` | {counts} | {end} |")
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--clones", type=Path, required=True, help="folder with OWNER/NAME of each repository")
+    parser.add_argument("--out", type=Path, required=True, help="folder for recipes, plans and the table")
+    parser.add_argument("--count", type=int, default=TEN, help="files of each tool")
+    options = parser.parse_args()
+    clones, results = options.clones.absolute(), []
+    for tool in TOOLS:
+        files = published_files(tool, clones)
+        print(f"{tool.tool}: {options.count} of {len(files)} files", flush=True)
+        for number, (repository, file, words) in enumerate(evenly(files, options.count)):
+            done = options.out.absolute() / tool.tool / f"{number:02}" / "result.json"
+            if done.exists() and json.loads(done.read_text())["file"] == file:
+                result = json.loads(done.read_text())
+            else:
+                result = {"tool": tool.tool, "repository": repository, "file": file}
+                result |= try_file(words, done.parent, clones)
+                done.write_text(json.dumps(result, indent=1))
+            print(f"  {'reached' if result['reached'] else 'no'} {file} {result.get('why', '')}", flush=True)
+            results.append(result)
+    commits = {repository: commit_of(clones / repository) for tool in TOOLS for repository, _ in tool.places}
+    sources = "".join(f"- https://github.com/{name}/tree/{commit}\n" for name, commit in commits.items())
+    (options.out / "table.md").write_text(table(results) + "\n" + sources)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,236 @@
+"""LLaMA-Factory's configs, and the dataset_info.json that they name (its examples/ and data/README.md)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tools.translate import values
+from tools.translate.data import is_hub_name, local_path, shown
+from tools.translate.source import Tree
+from tools.translate.trainer import TRAINER_RULES, add_trainer_defaults, bf16
+from tools.translate.translation import DatasetPart, Tool, Translation, by_name
+from utils.small_files import read_json
+
+_INFO = "dataset_info.json"
+_OWN = ("model_name_or_path", "stage"), ("model_name_or_path", "finetuning_type"), ("model_name_or_path", "template")
+_MORE_OWN = ("model_name_or_path", "cutoff_len")
+_ALPACA = {
+    "prompt": ("instruction", "prompt_column"),
+    "query": ("input", "input_column"),
+    "response": ("output", "completion_column"),
+    "system": ("", "system_column"),
+    "history": ("", "history_column"),
+}
+"""The columns of its Alpaca form: the name without a key, and our field."""
+
+
+def _kind(tree: Tree) -> str:
+    found = tree.get("finetuning_type")
+    return found if isinstance(found, str) else "lora"
+
+
+def _stage(translation: Translation, key: str) -> None:
+    name = translation.text(key)
+    if name not in ("sft", "pt"):
+        translation.refuse(key, f"{name} learns from preferences or rewards; there is no such training here")
+    translation.needless(key, "the dataset's format says what is learned")
+
+
+def _finetuning_type(translation: Translation, key: str) -> None:
+    name = translation.text(key)
+    if name == "lora":
+        translation.set(key, "use_peft", "True")
+    elif name == "full":
+        translation.needless(key, "all weights are trained without a flag")
+    elif name == "freeze":
+        translation.refuse(
+            key, "freeze trains the last layers alone, and new ones; --freeze_layers freezes the first ones"
+        )
+    else:
+        translation.refuse(key, f"{name} is no adapter that is trained here; lora is")
+
+
+def _quantization(translation: Translation, key: str) -> None:
+    bits = translation.text(key)
+    if bits not in ("4", "8"):
+        translation.refuse(key, f"{bits} bits are no quantization here; 4 and 8 are")
+    translation.set(key, "quantization", f"{bits}bit")
+
+
+def _quantization_method(translation: Translation, key: str) -> None:
+    name = (translation.text(key) or "").lower()
+    if name in ("bnb", "bitsandbytes"):
+        translation.needless(key, "it is bitsandbytes")
+    else:
+        translation.missing(key, f"{name} does not quantize here; bitsandbytes does")
+
+
+def _template(translation: Translation, key: str) -> None:
+    name = translation.text(key) or ""
+    translation.missing(
+        key, f"the tokenizer's own template is used; for {name} of a base model give a file by --NAME.chat_template"
+    )
+
+
+def _datasets(translation: Translation, key: str) -> None:
+    """`dataset: a,b`, by the entries of dataset_info.json."""
+    names = translation.names(key)
+    folder = translation.text("dataset_dir") or "data"
+    info_path = local_path(translation.source, f"{folder}/{_INFO}")
+    if info_path is None:
+        translation.missing(
+            key,
+            f"{folder}/{_INFO} is not here, which says where {' and '.join(names)} is; start this "
+            "where LLaMA-Factory starts, or give --instruction_dataset.data_path",
+        )
+        translation.default("dataset", "instruction_dataset")
+        translation.default("instruction_dataset.as_chat", "True")
+        return
+    try:
+        info = read_json(info_path)
+    except (OSError, ValueError) as error:
+        translation.refuse(key, f"{info_path}: is no JSON ({error}); mend it")
+    for name in names:
+        entry = info.get(name) if isinstance(info, dict) else None
+        if not isinstance(entry, dict):
+            translation.refuse(key, f"{name} is not in {info_path}; add it, or name another")
+        translation.add(_part(translation, key, name, entry, folder))
+
+
+def _part(translation: Translation, key: str, name: str, entry: dict[str, Any], folder: str) -> DatasetPart:
+    """One entry of dataset_info.json."""
+    if "script_url" in entry:
+        translation.refuse(key, f"{name} is a script of its own; write its rows into a file")
+    if entry.get("ranking"):
+        translation.refuse(key, f"{name} holds preferences; there is no such training here")
+    options: dict[str, tuple[str, str | list[str]]] = {}
+    if "file_name" in entry:
+        found = local_path(translation.source, f"{folder}/{entry['file_name']}")
+        path = shown(found) if found is not None else f"{folder}/{entry['file_name']}"
+    else:
+        path = str(entry.get("hf_hub_url") or entry.get("ms_hub_url") or "")
+        if not is_hub_name(path):
+            translation.refuse(key, f"{name} has neither file_name nor hf_hub_url; add one to its entry")
+        for ours, theirs in (("hub_config", "subset"), ("train_split", "split")):
+            if entry.get(theirs):
+                options[ours] = (key, str(entry[theirs]))
+    columns = entry.get("columns") or {}
+    for media in ("images", "videos", "audios"):
+        if columns.get(media):
+            translation.refuse(key, f"{name} has {media}; --dataset caption_dataset trains on images with captions")
+    if translation.text("stage") == "pt":
+        options["text_column"] = (key, str(columns.get("prompt", "text")))
+        return DatasetPart(key, "text_dataset", path, options)
+    if entry.get("formatting", "alpaca") in ("sharegpt", "openai"):
+        options["messages_column"] = (key, str(columns.get("messages", "conversations")))
+        own = {role.removesuffix("_tag"): str(tag) for role, tag in (entry.get("tags") or {}).items()}
+        named = {
+            "user": "user",
+            "assistant": "assistant",
+            "observation": "tool",
+            "function": "tool_call",
+            "system": "system",
+        }
+        usual = {"human", "gpt", "user", "assistant", "system", "observation", "function_call", "tool"}
+        roles = [f"{tag}={named[role]}" for role, tag in own.items() if role in named and tag not in usual]
+        if roles:
+            options["roles"] = (key, roles)
+        return DatasetPart(key, "chat_dataset", path, options)
+    options["as_chat"] = (key, "True")
+    for theirs, (usual_name, ours) in _ALPACA.items():
+        column = columns.get(theirs, usual_name)
+        if theirs in ("prompt", "response") or theirs in columns:
+            options[ours] = (key, str(column))
+    return DatasetPart(key, "instruction_dataset", path, options)
+
+
+def _eval_dataset(translation: Translation, key: str) -> None:
+    translation.missing(
+        key, "validation data stands with training data, in a folder, or as a split (--NAME.test_split)"
+    )
+
+
+def _probabilities(translation: Translation, key: str) -> None:
+    weights = translation.names(key)
+    if len(weights) == len(translation.names("dataset")):
+        translation.set(key, "dataset_weights", weights)
+    else:
+        translation.refuse(key, "has not one share for each dataset; give as many")
+
+
+def _tokens(translation: Translation, key: str) -> None:
+    values.new_tokens(translation, key)
+
+
+def _finish(translation: Translation) -> None:
+    if translation.trains_adapter:
+        translation.default("use_peft", "True")
+        rank = str(translation.given("lora_config.r") or 8)
+        translation.default("lora_config.r", rank)
+        translation.default("lora_config.lora_alpha", str(2 * int(rank)))
+        translation.default("lora_config.lora_dropout", "0.0")
+        if translation.given("lora_config.target_modules") is None:
+            translation.default("lora_config.target_modules", "all-linear")
+    if translation.value("max_samples") is not None and len(translation.names("dataset")) > 1:
+        translation.notes.append("max_samples: the first rows of all datasets of one format together, not of each")
+    translation.default("context_length", "2048")
+    translation.default("num_epochs", "3")
+    translation.default("batching_strategy", "packing" if translation.text("stage") == "pt" else "padding")
+    translation.default("activation_checkpointing", "full")
+    add_trainer_defaults(translation)
+
+
+LLAMA_FACTORY = Tool(
+    name="LLaMA-Factory",
+    fits=lambda tree: any({*own} <= tree.keys() for own in (*_OWN, _MORE_OWN)),
+    trains_adapter=lambda tree: _kind(tree) == "lora",
+    finish=_finish,
+    rules={
+        **TRAINER_RULES,
+        "stage": _stage,
+        "finetuning_type": _finetuning_type,
+        "bf16": bf16,
+        "quantization_bit": _quantization,
+        "quantization_method": _quantization_method,
+        "template": _template,
+        "dataset": _datasets,
+        "dataset_dir": values.needless("the entries of its dataset_info.json are read"),
+        "eval_dataset": _eval_dataset,
+        "interleave_probs": _probabilities,
+        "mix_strategy": values.needless("an epoch holds every row; --dataset_weights gives shares"),
+        "val_size": values.held_out,
+        "train_on_prompt": values.learns_prompts(),
+        "mask_history": values.for_datasets("learn", "last"),
+        "streaming": values.for_datasets("streaming"),
+        "packing": values.packed,
+        "neat_packing": values.packed,
+        "lora_target": values.targets,
+        "flash_attn": values.attention,
+        "disable_gradient_checkpointing": values.if_on("activation_checkpointing", "off"),
+        "add_tokens": values.new_tokens,
+        "add_special_tokens": _tokens,
+        "new_special_tokens": _tokens,
+        "resize_vocab": values.needless("embeddings grow with --add_special_tokens"),
+        "upcast_layernorm": values.needless("weights that are trained are in fp32 unless --pure_bf16 is given"),
+        "predict_with_generate": values.if_on("eval_generate", "True"),
+        "do_predict": values.needless("python -m tools.generate answers prompts after a run"),
+        "fp8": values.if_on("float8", "tensorwise"),
+        "ray_num_workers": values.needless("torchrun's --nproc_per_node says it, before finetuning.py"),
+    },
+    needless=by_name(
+        {
+            "torchao computes float8, and shards are gathered in bf16": "fp8_backend fp8_enable_fsdp_float8_all_gather",
+            "torchrun starts the ranks": "ray_run_name ray_storage_path ray_storage_filesystem resources_per_worker "
+            "placement_strategy ray_init_kwargs use_ray",
+            "the weights are fetched from Hugging Face's hub": "use_modelscope_hub use_openmind_hub",
+        }
+    ),
+    missing=by_name(
+        {
+            "no layer is added": "use_llama_pro freeze_trainable_modules freeze_extra_modules",
+            "attention is that of the model": "shift_attn mixture_of_depths",
+            "W&B and TensorBoard have flags": "use_swanlab swanlab_project swanlab_run_name swanlab_mode",
+            "another program trains then": "use_mca use_megatron_bridge use_kt use_hyper_parallel",
+        }
+    ),
+)

@@ -1,0 +1,194 @@
+"""TRL's `trl sft`: its YAML files, its command lines, and the alignment handbook's recipes in their names."""
+
+from __future__ import annotations
+
+from tools.translate import values
+from tools.translate.data import HUB_FORMATS, is_hub_name, local_path, read_split, shown
+from tools.translate.layouts import accelerate, ranks
+from tools.translate.trainer import TRAINER_RULES, add_trainer_defaults, bf16
+from tools.translate.translation import DatasetPart, Tool, Translation, by_name
+
+
+def _dtype(translation: Translation, key: str) -> None:
+    """`dtype`: of the loaded weights, which TRL trains in it."""
+    text = (translation.text(key) or "").lower().removeprefix("torch.")
+    if translation.trains_adapter:
+        translation.needless(key, "under an adapter the base is in the dtype that is computed in")
+    elif text in ("bfloat16", "bf16"):
+        translation.take_back("mixed_precision", "needless", "weights and all products are in bf16")
+        translation.set(key, "pure_bf16", "True")
+    elif text in ("auto", "float32", "fp32"):
+        translation.needless(key, "trained weights are in fp32, unless --pure_bf16 is given")
+    else:
+        translation.missing(key, f"trained weights are in fp32 or bf16, not in {text}; --use_fp16 computes in it")
+
+
+def _dataset_name(translation: Translation, key: str) -> None:
+    """The one dataset of a file. Its columns say its format, and are not known here."""
+    path = translation.text(key) or ""
+    options: dict[str, tuple[str, str | list[str]]] = {}
+    if translation.text("dataset_config") is not None:
+        options["hub_config"] = ("dataset_config", translation.text("dataset_config") or "")
+    if translation.text("dataset_train_split") is not None:
+        read_split(translation, "dataset_train_split", options)
+    if _evaluates(translation):
+        test = translation.text("dataset_test_split")
+        options["test_split"] = ("dataset_test_split" if test else key, test or "test")
+    elif translation.text("dataset_test_split") is not None:
+        translation.needless("dataset_test_split", "nothing is evaluated")
+    _add(translation, key, path, options)
+
+
+def _add(translation: Translation, key: str, path: str, options: dict[str, tuple[str, str | list[str]]]) -> None:
+    column = translation.text("dataset_text_field")
+    dataset, own = HUB_FORMATS.get(path, ("chat_dataset", {}))
+    if column is not None and (dataset == "text_dataset" or (path not in HUB_FORMATS and column != "messages")):
+        dataset = "text_dataset"
+        options["text_column"] = ("dataset_text_field", column)
+    elif path not in HUB_FORMATS:
+        translation.notes.append(
+            f"{path} is taken for chats (a column messages); if it has prompt and completion, give --dataset "
+            "instruction_dataset, if it has text alone, --dataset text_dataset, each with its data_path"
+        )
+    for field, value in own.items():
+        options[field] = (key, value)
+    if not is_hub_name(path) and (found := local_path(translation.source, path)) is not None:
+        path = shown(found)
+    translation.add(DatasetPart(key, dataset, path, options))
+
+
+def _evaluates(translation: Translation) -> bool:
+    strategy = translation.text("eval_strategy") or translation.text("evaluation_strategy") or "no"
+    return strategy.lower() not in ("no", "false")
+
+
+def _mixture(translation: Translation, key: str) -> None:
+    """`datasets`, or the handbook's `dataset_mixture.datasets`: repositories, configurations and splits."""
+    found = translation.value(key)
+    if not isinstance(found, list) or not all(isinstance(one, dict) for one in found):
+        translation.refuse(key, "is no list of datasets; write `- path: ...` below it")
+    for index in range(len(found)):
+        one = f"{key}[{index}]"
+        place = next((f"{one}.{name}" for name in ("path", "id") if translation.text(f"{one}.{name}")), None)
+        if place is None:
+            translation.refuse(one, "a dataset without path; give it one")
+        options: dict[str, tuple[str, str | list[str]]] = {}
+        for name in ("name", "config"):
+            if (text := translation.text(f"{one}.{name}")) is not None:
+                options["hub_config"] = (f"{one}.{name}", text)
+        if translation.text(f"{one}.split") is not None:
+            read_split(translation, f"{one}.split", options)
+        for name in ("weight", "fraction"):
+            if (share := translation.number(f"{one}.{name}")) is not None:
+                if share == 1:
+                    translation.needless(f"{one}.{name}", "all rows are read")
+                else:
+                    translation.missing(f"{one}.{name}", "--split_slice takes one share of all datasets")
+        if translation.value(f"{one}.columns") is not None:
+            translation.needless(f"{one}.columns", "columns that no one reads are named and not read")
+        _add(translation, place, translation.text(place) or "", options)
+
+
+def _chat_template(translation: Translation, key: str) -> None:
+    """A file, a model's folder, or (in the handbook) the template itself."""
+    text = translation.text(key) or ""
+    if "{%" in text or "{{" in text:
+        translation.files["chat_template"] = text
+        translation.dataset_wide.append((key, "chat_template", "CHAT_TEMPLATE"))
+        translation.claim(key)
+        return
+    found = local_path(translation.source, text)
+    if found is not None and found.is_file():
+        translation.dataset_wide.append((key, "chat_template", shown(found)))
+        translation.claim(key)
+    else:
+        translation.missing(key, f"{text} is no file here; give --chat_dataset.chat_template FILE")
+
+
+def _assistant_alone(translation: Translation, key: str) -> None:
+    if translation.switch(key):
+        translation.needless(key, "of chats the assistant's turns alone are learned")
+    else:
+        translation.missing(key, "of chats the assistant's turns alone are learned")
+
+
+def _loss(translation: Translation, key: str) -> None:
+    if translation.text(key) in ("nll", "chunked_nll"):
+        translation.needless(key, "it is the loss here, in chunks")
+    else:
+        translation.missing(key, "the loss is cross-entropy")
+
+
+def _padding_free(translation: Translation, key: str) -> None:
+    if translation.switch(key):
+        translation.set(key, "batching_strategy", "packing")
+    else:
+        translation.needless(key, "packing says it")
+
+
+def _strategy(translation: Translation, key: str) -> None:
+    if translation.text(key) == "wrapped":
+        translation.set(key, "truncation", "split")
+    else:
+        translation.needless(key, "rows are packed so that few tokens are padding")
+
+
+def _finish(translation: Translation) -> None:
+    if translation.trains_adapter:
+        translation.default("lora_config.r", "16")
+        translation.default("lora_config.lora_alpha", "32")
+        translation.default("lora_config.lora_dropout", "0.05")
+    translation.default("lr", "2e-5")
+    translation.default("context_length", "1024")
+    translation.default("num_epochs", "3")
+    translation.default("batching_strategy", "padding")
+    translation.default("activation_checkpointing", "full")
+    if not _evaluates(translation):
+        translation.default("run_validation", "False")
+    add_trainer_defaults(translation)
+
+
+TRL = Tool(
+    name="TRL",
+    fits=lambda tree: "model_name_or_path" in tree or "dataset_name" in tree,
+    trains_adapter=lambda tree: str(tree.get("use_peft")).lower() in ("true", "yes", "1"),
+    finish=_finish,
+    rules={
+        **TRAINER_RULES,
+        "bf16": bf16,
+        "dtype": _dtype,
+        "torch_dtype": _dtype,
+        "dataset_name": _dataset_name,
+        "dataset_mixture.datasets": _mixture,
+        "datasets": _mixture,
+        "dataset_mixture.test_split_size": values.held_out,
+        "test_split_size": values.held_out,
+        "dataset_mixture.seed": values.needless("--seed draws the held-out rows and shuffles"),
+        "dataset_streaming": values.for_datasets("streaming"),
+        "dataset_text_field": values.needless("it names the text of a dataset that has no other columns"),
+        "dataset_train_split": values.needless("train is the name without a flag"),
+        "dataset_test_split": values.needless("nothing is evaluated"),
+        "dataset_kwargs": values.needless("templates write the special tokens, and no others are added"),
+        "chat_template": _chat_template,
+        "chat_template_path": _chat_template,
+        "assistant_only_loss": _assistant_alone,
+        "completion_only_loss": values.learns_prompts(False),
+        "loss_type": _loss,
+        "packing": values.packed,
+        "padding_free": _padding_free,
+        "packing_strategy": _strategy,
+        "eval_packing": values.needless("validation data is batched as training data is"),
+        "truncation_mode": values.needless("the first tokens of a sequence are kept (--truncation)"),
+        "use_peft": values.if_on("use_peft", "True", off="all weights are trained"),
+        "lora_target_modules": values.targets,
+        "load_in_4bit": values.if_on("quantization", "4bit"),
+        "load_in_8bit": values.if_on("quantization", "8bit"),
+        "accelerate_config": accelerate,
+        "num_processes": ranks("nproc_per_node"),
+        "launch.config_file": accelerate,
+        "launch.num_processes": ranks("nproc_per_node"),
+        "launch.num_machines": ranks("nnodes"),
+    },
+    needless=by_name({"it starts no run here": "env", "packed rows need no kernel of the hub": "kernels"}),
+    missing=by_name({"of accelerate's flags only its file and its numbers of ranks are read": "launch"}),
+)
