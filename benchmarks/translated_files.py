@@ -14,11 +14,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
+import traceback
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,9 +28,13 @@ from typing import Any
 import yaml
 from transformers import AutoConfig
 
+from configs.flags import parse_flags
+from planning.dry_run import dry_run
+from ranks.environment import read_environment
+from tools.ending import status_of
 from tools.make_tiny_model import make_tiny_model
+from tools.translate.__main__ import main as translate_main
 
-ROOT = Path(__file__).resolve().parents[1]
 TEN = 10
 _ROWS = 60
 
@@ -53,7 +59,7 @@ TOOLS = (
     Published(
         "axolotl",
         (("axolotl-ai-cloud/axolotl", "examples/**/*.y*ml"),),
-        r"\Aexamples/(archived|cloud)/|^(rl|reward_model|process_reward_model|processor_type|diffusion|ebft):",
+        r"\Aexamples/(archived|cloud|.*(vision|voxtral|-vl|llava))|^(rl|reward_model|process_reward_model|processor_type|diffusion|ebft):",
     ),
     Published(
         "llamafactory",
@@ -61,7 +67,7 @@ TOOLS = (
             ("hiyouga/LLaMA-Factory", f"examples/{folder}/**/*.yaml")
             for folder in ("train_lora", "train_full", "train_qlora", "extras")
         ),
-        r"^stage: (dpo|kto|rm|ppo)|^dataset: .*(mllm|llava)|^do_predict|\A(?![\s\S]*^do_train)",
+        r"^stage: (dpo|kto|rm|ppo)|^dataset: .*(mllm|llava)|^dataset: (med|math)$|^do_predict|\A(?![\s\S]*^do_train)",
     ),
     Published(
         "trl",
@@ -88,6 +94,7 @@ MODEL_TYPES = {
     "gemma-3|gemma3": "gemma3_text",
     "gemma-2-|gemma2": "gemma2",
     "gemma": "gemma",
+    r"qwen3.*a\d+b": "qwen3_moe",
     "qwen3": "qwen3",
     "qwen": "qwen2",
     "mixtral": "mixtral",
@@ -118,7 +125,11 @@ _SIZES = {
     "num_key_value_heads": 2,
     "head_dim": 16,
     "max_position_embeddings": 131072,
+    "pad_token_id": None,  # some families' own are beyond the tiny vocabulary
+    "bos_token_id": 1,
+    "eos_token_id": 2,
 }
+_QUANTIZED = r"AWQ|GPTQ|AQLM"
 _OWN_SIZES = {"gptj": {"rotary_dim": 8}}
 _CHATML = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}{{ eos_token }}\n"
@@ -166,7 +177,8 @@ def stand_in_model(name: str, folder: Path) -> Path | None:
     made = folder / "models" / kind
     tokens = folder / "models" / "tokenizer"
     if not (tokens / "config.json").exists():
-        make_tiny_model(str(tokens))
+        tokens.mkdir(parents=True, exist_ok=True)
+        forked(lambda: 0 if make_tiny_model(str(tokens)) else 1, tokens / "made.txt")
     if not (made / "config.json").exists():
         made.mkdir(parents=True, exist_ok=True)
         vocab_size = json.loads((tokens / "config.json").read_text())["vocab_size"]
@@ -211,38 +223,59 @@ def try_file(words: list[str], folder: Path, clones: Path) -> dict[str, Any]:
     folder.mkdir(parents=True, exist_ok=True)
     recipe = folder / "recipe.yaml"
     at = words.index("--") if "--" in words else len(words)
-    command = [sys.executable, "-m", "tools.translate", *words[:at], "--out", str(recipe), "--overwrite", *words[at:]]
-    translated = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    (folder / "translation.txt").write_text(translated.stdout + translated.stderr)
-    if translated.returncode != 0:
-        return {"reached": False, "why": _last_line(translated.stderr, clones)}
-    first = translated.stdout.splitlines()[0]
-    keys = [int(count) for count in re.findall(r"(\d+) (?:keys?:|set|needless|without)", first)]
+    given = [*words[:at], "--out", str(recipe), "--overwrite", *words[at:]]
+    printed, status = forked(lambda: translate_main(given), folder / "translation.txt")
+    if status != 0:
+        return {"reached": False, "why": _error_in(printed, clones)}
+    keys = [int(count) for count in re.findall(r"(\d+) (?:keys?:|set|needless|without)", printed.splitlines()[0])]
     settings = yaml.load(recipe.read_text(), Loader=yaml.BaseLoader)
     name = settings["train_config"].get("model_name", "")
+    if found := re.search(_QUANTIZED, name):
+        return {"reached": False, "keys": keys, "why": f"no run here trains on weights that {found[0]} quantized"}
     model = stand_in_model(name, folder.parent.parent)
     if model is None:
         return {"reached": False, "keys": keys, "why": f"no stand-in for the architecture of {name}"}
-    flags, replaced = ["--model_name", str(model)], [f"model: tiny {model.name}"]
+    flags, replaced = ["--model_name", str(model)], [f"a tiny {model.name}"]
     for dataset in settings["train_config"].get("dataset", "").split(","):
         own = settings.get(dataset, {})
-        path = own.get("data_path", "")
-        if not all(Path(part).exists() for part in path.split(",")):
-            data = stand_in_data(dataset, own, folder / dataset)
-            flags += [f"--{dataset}.data_path", str(data)]
-            replaced.append(f"data: {_ROWS} rows for {dataset}")
-    ranks = re.search(r"--nproc_per_node (\d+)", translated.stdout)
-    hardware = f"{ranks[1] if ranks else 1}xH100-80GB"
-    plan = [sys.executable, "finetuning.py", "--config", str(recipe), *flags]
-    plan += ["--dry_run", "--dry_run_hardware", hardware, "--output_dir", str(folder / "run")]
-    planned = subprocess.run(plan, cwd=ROOT, capture_output=True, text=True)
-    (folder / "plan.txt").write_text(planned.stdout + planned.stderr)
-    result = {"reached": planned.returncode == 0, "keys": keys, "replaced": replaced, "hardware": hardware}
-    return result if result["reached"] else result | {"why": _last_line(planned.stderr, clones)}
+        if not all(Path(part).exists() for part in own.get("data_path", "").split(",")):
+            flags += [f"--{dataset}.data_path", str(stand_in_data(dataset, own, folder / dataset))]
+            replaced.append(f"{_ROWS} rows for {dataset}")
+    ranks = re.search(r"--nproc_per_node (\d+)", printed)
+    flags += ["--dry_run", "--dry_run_hardware", f"{ranks[1] if ranks else 1}xH100-80GB"]
+    argv = ["--config", str(recipe), *flags]
+    printed, status = forked(lambda: plan(argv), folder / "plan.txt")
+    result = {"reached": status == 0, "keys": keys, "replaced": replaced}
+    return result if result["reached"] else result | {"why": _error_in(printed, clones)}
 
 
-def _last_line(text: str, clones: Path) -> str:
-    lines = [line for line in text.splitlines() if line.startswith("error:")] or text.splitlines() or ["no output"]
+def plan(argv: list[str]) -> int:
+    """What `finetuning.py ... --dry_run` does. Returns the exit status."""
+    return status_of(lambda: dry_run(argv, parse_flags(argv), read_environment()))
+
+
+def forked(work: Callable[[], int], file: Path) -> tuple[str, int]:
+    """What a copy of this process printed, which is also in the file, and its exit status. Torch is imported once."""
+    child = os.fork()
+    if child == 0:
+        with file.open("w") as out:
+            os.dup2(out.fileno(), 1)
+            os.dup2(out.fileno(), 2)
+        status = 1
+        try:
+            status = work()
+        except Exception:
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(status)
+    _, status = os.waitpid(child, 0)
+    return file.read_text(), os.waitstatus_to_exitcode(status)
+
+
+def _error_in(text: str, clones: Path) -> str:
+    lines = [line for line in text.splitlines() if line.startswith("error:")] or text.splitlines()[-1:] or ["no output"]
     return lines[0].removeprefix("error: ").replace(f"{clones}/", "")
 
 

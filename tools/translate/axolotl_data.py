@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tools.translate.data import is_hub_name, local_path, read_split, shown
-from tools.translate.translation import DatasetPart, Translation
+from tools.translate.translation import DatasetPart, Options, Translation
 
 _CHATS = ("chat_template", "sharegpt", "chat_template.argilla", "pygmalion", "jeopardy.chat")
 _OWN_PROMPT = "the rows have Alpaca's prompt here; --dataset instruction_dataset with --prompt_template writes another"
@@ -22,7 +22,7 @@ def _dataset(translation: Translation, key: str) -> None:
     path = translation.text(f"{key}.path")
     if path is None:
         translation.refuse(key, "a dataset without a path; give it one")
-    options: dict[str, tuple[str, str | list[str]]] = {}
+    options: Options = {}
     place_key = f"{key}.path"
     if files := translation.names(f"{key}.data_files"):
         path = ",".join(_place(translation, file) for file in files)
@@ -45,7 +45,7 @@ def _place(translation: Translation, path: str) -> str:
     return path if found is None else shown(found)
 
 
-def _format(translation: Translation, key: str, options: dict[str, tuple[str, str | list[str]]]) -> str:
+def _format(translation: Translation, key: str, options: Options) -> str:
     """The dataset that reads this type. Its columns become options."""
     type_key = f"{key}.type"
     type_ = translation.value(type_key)
@@ -74,15 +74,13 @@ def _format(translation: Translation, key: str, options: dict[str, tuple[str, st
     )
 
 
-def _without_type(
-    dataset: str, translation: Translation, type_key: str, options: dict[str, tuple[str, str | list[str]]]
-) -> str:
+def _without_type(dataset: str, translation: Translation, type_key: str, options: Options) -> str:
     options.pop("type", None)
     translation.needless(type_key, f"it is --dataset {dataset}")
     return dataset
 
 
-def _chat_columns(translation: Translation, key: str, options: dict[str, tuple[str, str | list[str]]]) -> None:
+def _chat_columns(translation: Translation, key: str, options: Options) -> None:
     for name, field in (("field_messages", "messages_column"), ("field_tools", "tools_column")):
         if (column := translation.text(f"{key}.{name}")) is not None:
             options[field] = (f"{key}.{name}", column)
@@ -110,7 +108,7 @@ def _chat_columns(translation: Translation, key: str, options: dict[str, tuple[s
                 )
 
 
-def _own_type(translation: Translation, key: str, options: dict[str, tuple[str, str | list[str]]]) -> str:
+def _own_type(translation: Translation, key: str, options: Options) -> str:
     """A type with columns and a prompt of its own."""
     fields = {"field_instruction": "prompt_column", "field_input": "input_column", "field_output": "completion_column"}
     fields |= {"field_system": "system_column"}
@@ -136,7 +134,7 @@ def pretraining(translation: Translation, key: str) -> None:
         return
     for index in range(len(found)):
         one = f"{key}[{index}]"
-        options: dict[str, tuple[str, str | list[str]]] = {"streaming": (f"{one}.path", "True")}
+        options: Options = {"streaming": (f"{one}.path", "True")}
         if translation.text(f"{one}.split") is not None:
             read_split(translation, f"{one}.split", options)
         for name, field in (("name", "hub_config"), ("text_column", "text_column")):

@@ -24,12 +24,13 @@ def read_command(words: Sequence[str]) -> Source:
     words = [word for word in words if word.strip() and word != "\\"]
     start = next((at for at, word in enumerate(words) if word.startswith("-")), len(words))
     program = words[:start]
-    is_launched = bool(program) and Path(program[0]).name in _LAUNCHERS
     launch: Tree = {}
     rest = list(words[start:])
-    if is_launched:
-        own = next((at for at, word in enumerate(rest) if _is_script(rest, at)), len(rest))
-        launch, rest = _flags(rest[:own]), rest[own + 1 :]
+    if program and Path(program[0]).name in _LAUNCHERS and not program[-1].endswith(".py"):
+        own = next((at for at, word in enumerate(rest) if word.endswith(".py")), len(rest))
+        launch, program, rest = _flags(rest[:own]), rest[own : own + 1], rest[own + 1 :]
+    if program and "sft" not in Path(program[-1]).name:
+        raise ConfigError(f"command: {program[-1]} is not translated; `trl sft` and its scripts are")
     flags = _flags(rest)
     config = flags.pop("config", None)
     name, folder, lines = "command", Path(), dict[str, int]()
@@ -43,11 +44,6 @@ def read_command(words: Sequence[str]) -> Source:
     if launch:
         tree["launch"] = launch
     return Source(name, folder, tree, lines)
-
-
-def _is_script(words: Sequence[str], at: int) -> bool:
-    """Whether this word is what is launched, and no flag's value."""
-    return words[at].endswith(".py") or (words[at] in ("sft", "trl") and not words[at - 1].startswith("-"))
 
 
 def _flags(words: Sequence[str]) -> Tree:

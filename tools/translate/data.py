@@ -11,7 +11,8 @@ from configs.formats import DATASETS
 from configs.run import SETTINGS
 from configs.setting import settings_of
 from tools.translate.source import Source
-from tools.translate.translation import DatasetPart, Translation
+from tools.translate.translation import DatasetPart, Options, Translation
+from utils.small_files import is_there
 
 _HUB = re.compile(r"[\w-][\w.-]*/[\w.-]+")
 HUB_DATA = "hub_data"
@@ -19,17 +20,17 @@ HUB_DATA = "hub_data"
 
 _PLACES = ("train_split", "hub_config")  # where a dataset is, as its path
 
-HUB_FORMATS: dict[str, tuple[str, dict[str, str]]] = {
-    "stanfordnlp/imdb": ("text_dataset", {}),
-    "roneneldan/TinyStories": ("text_dataset", {}),
-    "tatsu-lab/alpaca": ("alpaca_dataset", {}),
-    "yahma/alpaca-cleaned": ("alpaca_dataset", {}),
-    "mhenrichsen/alpaca_2k_test": ("alpaca_dataset", {}),
-    "garage-bAInd/Open-Platypus": ("alpaca_dataset", {}),
-    "openai/gsm8k": ("instruction_dataset", {}),
-    "knkarthick/samsum": ("samsum_dataset", {}),
+HUB_FORMATS: dict[str, str] = {
+    "stanfordnlp/imdb": "text_dataset",
+    "roneneldan/TinyStories": "text_dataset",
+    "tatsu-lab/alpaca": "alpaca_dataset",
+    "yahma/alpaca-cleaned": "alpaca_dataset",
+    "mhenrichsen/alpaca_2k_test": "alpaca_dataset",
+    "garage-bAInd/Open-Platypus": "alpaca_dataset",
+    "openai/gsm8k": "instruction_dataset",
+    "knkarthick/samsum": "samsum_dataset",
 }
-"""Formats and settings of datasets whose files of other tools do not say it."""
+"""Formats of datasets that files of other tools name without a format."""
 
 
 def local_path(source: Source, path: str) -> Path | None:
@@ -38,8 +39,8 @@ def local_path(source: Source, path: str) -> Path | None:
     The working directory goes first, then the source's own folder and those around it.
     """
     for base in (Path(), source.folder, *source.folder.absolute().parents):
-        found = (base / path).expanduser()
-        if found.exists():
+        found = base / os.path.expanduser(path)
+        if is_there(found):
             return found
     return None
 
@@ -51,11 +52,11 @@ def shown(path: Path) -> str:
 
 
 def is_hub_name(path: str) -> bool:
-    """Whether it is spelled like OWNER/NAME on the hub, and no file is there."""
+    """Whether it is spelled like OWNER/NAME on the hub, and not like a file."""
     return bool(_HUB.fullmatch(path)) and Path(path).suffix[1:] not in ("json", "jsonl", "csv", "parquet", "txt")
 
 
-def read_split(translation: Translation, key: str, options: dict[str, tuple[str, str | list[str]]]) -> None:
+def read_split(translation: Translation, key: str, options: Options) -> None:
     """A split, and perhaps its beginning: `train[:20%]`, `train[:1000]`."""
     text = translation.text(key) or ""
     found = re.fullmatch(r"(\w+)(?:\[:(\d+%?)\])?", text)
@@ -123,7 +124,7 @@ def _file_of(part: DatasetPart) -> str:
     if not is_hub_name(part.path):
         return part.path
     split = part.values().get("train_split", "train")
-    return f"{HUB_DATA}/{part.path}/**/{split}*.parquet"
+    return f"{HUB_DATA}/{part.path}/**/{split}-*.parquet"
 
 
 def _set_for_all(translation: Translation, datasets: Sequence[str]) -> None:

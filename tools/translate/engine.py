@@ -105,7 +105,7 @@ def _take_over(translation: Translation, key: str, setting: str) -> None:
         value = value.replace("_", "")  # as YAML reads 500_000
     if isinstance(value, dict):
         translation.refuse(key, f"is a group of settings, and {flag(find(setting)[0])} has one value; give that")
-    translation.set(key, setting, value)
+    translation.set(key, setting, value if isinstance(value, str) else translation.names(key))
 
 
 _WITHOUT_ADAPTER = ("lora_config", "quantization_config", "prefix_config", "llama_adapter_config")
@@ -159,3 +159,4 @@ def _leave_out_what_is_refused(translation: Translation) -> None:
             translation.take_back(dotted, "missing", f"refused here: {text}")
         else:
             return
+    raise ConfigError(f"{translation.source.name}: more than {_MOST_CONFLICTS} of its settings are refused here")

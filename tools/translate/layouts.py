@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 from configs.other_values import OTHER_VALUES
 from tools.translate.data import local_path
@@ -120,6 +121,17 @@ def deepspeed(translation: Translation, key: str) -> None:
         part: (zero.get(f"offload_{part}") or {}).get("device", "none") != "none" for part in ("optimizer", "param")
     }
     _stage(translation, key, stage, json.dumps([part for part, is_so in offloads.items() if is_so]))
+    unread = [part for part, value in content.items() if part not in _READ and not _is_auto(value)]
+    if unread:
+        translation.notes.append(f"{key}: of {name} the stage and its offloads are read, and not {', '.join(unread)}")
+
+
+_READ = ("zero_optimization", "_comment", "zero_allow_untested_optimizer", "steps_per_print", "wall_clock_breakdown")
+
+
+def _is_auto(value: Any) -> bool:
+    """Whether DeepSpeed takes it from the file that names it."""
+    return value == "auto" or (isinstance(value, dict) and value.get("enabled") in ("auto", False))
 
 
 def _stage(translation: Translation, key: str, stage: int, offloads: str) -> None:
@@ -167,6 +179,8 @@ def accelerate(translation: Translation, key: str) -> None:
         offloads = [
             part for part in ("optimizer", "param") if _is_on(config, f"deepspeed_config.offload_{part}_device")
         ]
+        if zero not in ("0", "1", "2", "3"):
+            translation.refuse(key, f"{name} has zero_stage {zero}; give 0 to 3")
         _stage(translation, key, int(zero), json.dumps(offloads))
     elif config.value("distributed_type") == "FSDP":
         translation.set(key, "enable_fsdp", "True")
@@ -175,6 +189,7 @@ def accelerate(translation: Translation, key: str) -> None:
             translation.set(key, "sharding_strategy", "SHARD_GRAD_OP")
     else:
         translation.needless(key, "several ranks copy the model without a flag")
+    translation.notes.append(f"{key}: of {name} the sharding and the number of ranks are read")
     if (processes := config.value("num_processes")) not in (None, "1"):
         translation.ranks["nproc_per_node"] = processes
 

@@ -11,7 +11,7 @@ from tools.translate.data import local_path, shown
 from tools.translate.layer_names import layers_of
 from tools.translate.layouts import ranks
 from tools.translate.source import Tree
-from tools.translate.translation import DatasetPart, Tool, Translation, by_name
+from tools.translate.translation import DatasetPart, Options, Tool, Translation, by_name
 
 _DATA = {
     "Alpaca2k": ("alpaca_dataset", "mhenrichsen/alpaca_2k_test", "0.05"),
@@ -94,7 +94,7 @@ def _data(translation: Translation, key: str) -> None:
     name = _class(value)
     place = f"{key}.class_path" if isinstance(value, dict) else key
     arguments = f"{key}.init_args"
-    options: dict[str, tuple[str, str | list[str]]] = {}
+    options: Options = {}
     if name == "JSON":
         json_path = translation.text(f"{arguments}.json_path") or ""
         found = local_path(translation.source, json_path)

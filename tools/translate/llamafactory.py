@@ -8,7 +8,7 @@ from tools.translate import values
 from tools.translate.data import is_hub_name, local_path, shown
 from tools.translate.source import Tree
 from tools.translate.trainer import TRAINER_RULES, add_trainer_defaults, bf16
-from tools.translate.translation import DatasetPart, Tool, Translation, by_name
+from tools.translate.translation import DatasetPart, Options, Tool, Translation, by_name
 from utils.small_files import read_json
 
 _INFO = "dataset_info.json"
@@ -103,7 +103,7 @@ def _part(translation: Translation, key: str, name: str, entry: dict[str, Any], 
         translation.refuse(key, f"{name} is a script of its own; write its rows into a file")
     if entry.get("ranking"):
         translation.refuse(key, f"{name} holds preferences; there is no such training here")
-    options: dict[str, tuple[str, str | list[str]]] = {}
+    options: Options = {}
     if "file_name" in entry:
         found = local_path(translation.source, f"{folder}/{entry['file_name']}")
         path = shown(found) if found is not None else f"{folder}/{entry['file_name']}"

@@ -29,7 +29,8 @@ def lines_of(translation: Translation) -> list[str]:
     for kind in ("needless", "missing"):
         for reason, keys in _by_reason(translation, kind).items():
             lines.append(f"{_HEADINGS[kind]}: {', '.join(keys)}: {reason}")
-    return [*lines, *(f"note: {note}" for note in translation.notes)]
+    lines += [f"note: {note}" for note in translation.notes]
+    return [" ".join(line.split()) for line in lines]
 
 
 def counted(translation: Translation) -> str:

@@ -133,9 +133,9 @@ def _mapping(node: yaml.MappingNode, key: str, name: str, lines: dict[str, int])
             raise ConfigError(f"{name}: line {line}: a name is missing; write NAME: VALUE")
         spelled = key_node.value
         if re.search(r"[.\[\]]", spelled):
-            raise ConfigError(
-                f"{name}: line {line}: {spelled}: a name with a dot; write it nested, a name on each line"
-            )
+            raise ConfigError(f"{name}: line {line}: {spelled!r}: a name with a dot; write it nested, one name a line")
+        if not spelled.isprintable():
+            raise ConfigError(f"{name}: line {line}: {spelled!r}: a name is one line of text; mend it")
         if spelled in found:
             raise ConfigError(f"{name}: line {line}: {below(key, spelled)}: given twice; leave one of them out")
         found[spelled] = _value(value, below(key, spelled), name, lines)

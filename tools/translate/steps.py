@@ -120,6 +120,10 @@ def warmup(translation: Translation, key: str) -> None:
         translation.set(key, "warmup_steps", f"{number:.0f}")
 
 
+def _epochs(translation: Translation) -> float | None:
+    return translation.number("num_train_epochs") or translation.number("num_epochs")
+
+
 def every(setting: str, off: str | None = None) -> Rule:
     """Steps between evaluations, checkpoints or lines; below 1 a share of all steps.
 
@@ -131,8 +135,7 @@ def every(setting: str, off: str | None = None) -> Rule:
         number = translation.number(key) or 0
         if number >= 1:
             translation.set(key, setting, f"{number:.0f}")
-        elif number > 0 and setting == "eval_every_steps" and translation.number("num_train_epochs"):
-            epochs = translation.number("num_train_epochs") or 1
+        elif number > 0 and setting == "eval_every_steps" and (epochs := _epochs(translation)):
             translation.set(key, "evals_per_epoch", str(max(1, round(1 / number / epochs))))
         elif number > 0:
             translation.missing(key, f"it is a share of the run's steps; give --{setting} in steps")

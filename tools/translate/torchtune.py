@@ -10,7 +10,7 @@ from tools.translate.data import is_hub_name, local_path, read_split, shown
 from tools.translate.layer_names import layers_of
 from tools.translate.layouts import OFFLOAD, copies, shards
 from tools.translate.source import Tree
-from tools.translate.translation import DatasetPart, Tool, Translation, by_name
+from tools.translate.translation import DatasetPart, Options, Tool, Translation, by_name
 from utils.errors import ConfigError
 
 _ALPACA = {"alpaca_dataset": "tatsu-lab/alpaca", "alpaca_cleaned_dataset": "yahma/alpaca-cleaned"}
@@ -69,7 +69,7 @@ def _checkpoint_dir(translation: Translation, key: str) -> None:
 def _dataset(translation: Translation, key: str) -> None:
     """The dataset's builder is its format."""
     name = _component(translation.value(key))
-    options: dict[str, tuple[str, str | list[str]]] = {}
+    options: Options = {}
     source = translation.text(f"{key}.source") or _ALPACA.get(name)
     place = f"{key}.source" if translation.value(f"{key}.source") else f"{key}._component_"
     _split(translation, key, options)
@@ -115,7 +115,7 @@ def _dataset(translation: Translation, key: str) -> None:
     translation.add(DatasetPart(place, dataset, source, options))
 
 
-def _split(translation: Translation, key: str, options: dict[str, tuple[str, str | list[str]]]) -> None:
+def _split(translation: Translation, key: str, options: Options) -> None:
     """`train[:95%]`: the rest is for validation, if `dataset_val` has it."""
     split = translation.text(f"{key}.split")
     if split is None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NoReturn
 
@@ -10,7 +12,7 @@ from configs.names import find, flag
 from configs.run import SETTINGS
 from configs.values import convert
 from tools.translate.source import Source, Tree, is_list_of_text
-from utils.errors import ConfigError
+from utils.errors import ConfigError, in_one_line
 
 Kind = Literal["set", "needless", "missing"]
 _TRUE, _FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
@@ -32,6 +34,10 @@ class Given:
     keys: tuple[str, ...]
 
 
+Options = dict[str, tuple[str, str | list[str]]]
+"""Settings of a dataset: by field, the key that says it and the value."""
+
+
 @dataclass(frozen=True)
 class DatasetPart:
     """One dataset of the file: where it is, its format here, and the settings of that format.
@@ -40,13 +46,13 @@ class DatasetPart:
         key: its key in the file.
         dataset: a name that --dataset knows.
         path: file, glob, folder or OWNER/NAME on the hub.
-        options: by field of the dataset's settings, the key that says it and the value.
+        options: of the dataset's own settings.
     """
 
     key: str
     dataset: str
     path: str
-    options: Mapping[str, tuple[str, str | list[str]]] = field(default_factory=dict)
+    options: Options = field(default_factory=dict)
 
     def values(self, *, without: tuple[str, ...] = ()) -> dict[str, str | list[str]]:
         """The values by field."""
@@ -115,10 +121,10 @@ class Translation:
             ConfigError: if it is anything else.
         """
         found = self.text(key)
-        try:
-            return None if found is None else float(found)
-        except ValueError:
-            self.refuse(key, f"{found!r} is not a number; give one")
+        with suppress(ValueError):
+            if found is None or math.isfinite(float(found)):
+                return None if found is None else float(found)
+        self.refuse(key, f"{found!r} is not a number; give one")
 
     def names(self, key: str) -> list[str]:
         """A list of plain values, or one that is cut at its commas; empty if the key is."""
@@ -142,7 +148,7 @@ class Translation:
 
     def refuse(self, key: str, why: str) -> NoReturn:
         """Raise a ConfigError with the file and the line."""
-        raise ConfigError(f"{self.source.where(key)}: {why}")
+        raise ConfigError(f"{self.source.where(key)}: {in_one_line(why)}")
 
     def add(self, part: DatasetPart) -> None:
         """Add a dataset. Its keys end when all datasets are put together."""

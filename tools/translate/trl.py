@@ -6,7 +6,17 @@ from tools.translate import values
 from tools.translate.data import HUB_FORMATS, is_hub_name, local_path, read_split, shown
 from tools.translate.layouts import accelerate, ranks
 from tools.translate.trainer import TRAINER_RULES, add_trainer_defaults, bf16
-from tools.translate.translation import DatasetPart, Tool, Translation, by_name
+from tools.translate.translation import DatasetPart, Options, Tool, Translation, by_name
+
+_REWARDS = (
+    "beta",
+    "reward_funcs",
+    "reward_model_path",
+    "num_generations",
+    "desirable_weight",
+    "teacher_model_name_or_path",
+)
+"""Keys of TRL's other trainers."""
 
 
 def _dtype(translation: Translation, key: str) -> None:
@@ -26,7 +36,7 @@ def _dtype(translation: Translation, key: str) -> None:
 def _dataset_name(translation: Translation, key: str) -> None:
     """The one dataset of a file. Its columns say its format, and are not known here."""
     path = translation.text(key) or ""
-    options: dict[str, tuple[str, str | list[str]]] = {}
+    options: Options = {}
     if translation.text("dataset_config") is not None:
         options["hub_config"] = ("dataset_config", translation.text("dataset_config") or "")
     if translation.text("dataset_train_split") is not None:
@@ -39,9 +49,9 @@ def _dataset_name(translation: Translation, key: str) -> None:
     _add(translation, key, path, options)
 
 
-def _add(translation: Translation, key: str, path: str, options: dict[str, tuple[str, str | list[str]]]) -> None:
+def _add(translation: Translation, key: str, path: str, options: Options) -> None:
     column = translation.text("dataset_text_field")
-    dataset, own = HUB_FORMATS.get(path, ("chat_dataset", {}))
+    dataset = HUB_FORMATS.get(path, "chat_dataset")
     if column is not None and (dataset == "text_dataset" or (path not in HUB_FORMATS and column != "messages")):
         dataset = "text_dataset"
         options["text_column"] = ("dataset_text_field", column)
@@ -50,8 +60,6 @@ def _add(translation: Translation, key: str, path: str, options: dict[str, tuple
             f"{path} is taken for chats (a column messages); if it has prompt and completion, give --dataset "
             "instruction_dataset, if it has text alone, --dataset text_dataset, each with its data_path"
         )
-    for field, value in own.items():
-        options[field] = (key, value)
     if not is_hub_name(path) and (found := local_path(translation.source, path)) is not None:
         path = shown(found)
     translation.add(DatasetPart(key, dataset, path, options))
@@ -72,7 +80,7 @@ def _mixture(translation: Translation, key: str) -> None:
         place = next((f"{one}.{name}" for name in ("path", "id") if translation.text(f"{one}.{name}")), None)
         if place is None:
             translation.refuse(one, "a dataset without path; give it one")
-        options: dict[str, tuple[str, str | list[str]]] = {}
+        options: Options = {}
         for name in ("name", "config"):
             if (text := translation.text(f"{one}.{name}")) is not None:
                 options["hub_config"] = (f"{one}.{name}", text)
@@ -133,6 +141,13 @@ def _strategy(translation: Translation, key: str) -> None:
         translation.needless(key, "rows are packed so that few tokens are padding")
 
 
+def _launch(translation: Translation, key: str) -> None:
+    """Flags of `accelerate launch`, but for those with a rule."""
+    for leaf in translation.source.leaves(key):
+        if leaf not in TRL.rules:
+            translation.needless(leaf, "it is accelerate's, whose place torchrun takes")
+
+
 def _finish(translation: Translation) -> None:
     if translation.trains_adapter:
         translation.default("lora_config.r", "16")
@@ -155,6 +170,7 @@ TRL = Tool(
     finish=_finish,
     rules={
         **TRAINER_RULES,
+        **dict.fromkeys(_REWARDS, values.refused("it learns from preferences or rewards")),
         "bf16": bf16,
         "dtype": _dtype,
         "torch_dtype": _dtype,
@@ -185,10 +201,10 @@ TRL = Tool(
         "load_in_8bit": values.if_on("quantization", "8bit"),
         "accelerate_config": accelerate,
         "num_processes": ranks("nproc_per_node"),
+        "launch": _launch,
         "launch.config_file": accelerate,
         "launch.num_processes": ranks("nproc_per_node"),
         "launch.num_machines": ranks("nnodes"),
     },
     needless=by_name({"it starts no run here": "env", "packed rows need no kernel of the hub": "kernels"}),
-    missing=by_name({"of accelerate's flags only its file and its numbers of ranks are read": "launch"}),
 )

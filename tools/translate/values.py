@@ -81,7 +81,8 @@ def learns_prompts(is_prompt_learned: bool = True) -> Rule:
 
 def held_out(translation: Translation, key: str) -> None:
     """The share of training rows for validation; from 1 on it counts rows."""
-    translation.number(key)
+    if (translation.number(key) or 0) < 0:
+        translation.refuse(key, "is below 0; give a share of the rows, or their number")
     translation.fraction = (key, translation.text(key) or "0")
     translation.claim(key)
 

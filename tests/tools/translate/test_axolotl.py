@@ -129,7 +129,7 @@ def test_two_formats_are_mixed_and_two_datasets_of_the_hub_are_fetched_first(
 """
     config, printed, _ = translate_text(f"base_model: m\nlearning_rate: 1e-4\ndatasets:{datasets}", tmp_path, capsys)
     assert config.train_config.dataset == "alpaca_dataset,text_dataset"
-    places = "hub_data/a/alpaca/**/train*.parquet,hub_data/b/alpaca/**/part*.parquet"
+    places = "hub_data/a/alpaca/**/train-*.parquet,hub_data/b/alpaca/**/part-*.parquet"
     assert config.value("alpaca_dataset.data_path") == places
     assert config.value("alpaca_dataset.validation_fraction") == 0.0  # no key asks for an evaluation
     assert (config.value("text_dataset.data_path"), config.value("text_dataset.text_column")) == ("c/texts", "body")

@@ -85,13 +85,31 @@ def test_a_recipe_of_the_handbook(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert (train.lr, train.scheduler, train.max_train_step, train.num_epochs) == (1e-3, "linear", 0, 2)
     assert (train.save_every_steps, train.save_every_minutes) == (0, 0)
     assert (tracking.use_wandb, tracking.use_tensorboard) == (True, True)
-    parts = [f"hub_data/owner/chats/**/{split}*.parquet" for split in ("train_sft", "test_sft")]
+    parts = [f"hub_data/owner/chats/**/{split}-*.parquet" for split in ("train_sft", "test_sft")]
     assert config.value("chat_dataset.data_path").split(",") == parts
     assert config.value("chat_dataset.validation_fraction") == 0.05
     template = Path(config.value("chat_dataset.chat_template"))
     assert template.read_text() == "{% for message in messages %}\n{{ message['content'] }}{% endfor %}"
     assert "no counterpart: dataset_mixture.datasets[1].weight: --split_slice takes one share" in printed
     assert "dataset_mixture.datasets[0].weight: all rows are read" in printed
+
+
+@pytest.mark.parametrize(
+    ("words", "refusal"),
+    [
+        ("trl dpo --model_name_or_path m", "command: dpo is not translated; `trl sft` and its scripts are"),
+        (
+            "accelerate launch --num_processes 2 examples/dpo.py --x 1",
+            "command: examples/dpo.py is not translated; `trl",
+        ),
+        ("trl sft --model_name_or_path m --beta 0.1", "command: beta: it learns from preferences or rewards; there is"),
+    ],
+)
+def test_commands_of_other_trainers_are_refused(
+    words: str, refusal: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert main(["--tool", "trl", "--out", str(tmp_path / "recipe.yaml"), "--", *words.split()]) == 2
+    assert capsys.readouterr().err.startswith(f"error: {refusal}")
 
 
 def test_words_that_are_no_flags_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
