@@ -1,11 +1,15 @@
-"""Random command lines on a tiny model: each finishes, or is refused in one line, within its time.
+"""Random command lines on tiny models: each finishes, or is refused in one line, within its time.
 
-    python -m benchmarks.random_commands [--first 0] [--count 300] [--model M]
+    python -m benchmarks.random_commands [--first 0] [--count 1000] [--seconds 3600]
     python -m benchmarks.random_commands --first 17 --count 1 --show
 
-A command is made from its number alone: two settings, drawn from the dataclasses of configs/, what they need to have
-an effect, and a value for each that is valid or not. So a new setting takes part by itself. Each command runs on one or
-two ranks, in processes forked from this one. Prints what went wrong; the exit status is 1 if anything did.
+A command is made from its number alone: a causal model, an encoder-decoder or a model of images; a way of training
+(benchmarks.drawn.methods.py); up to two settings, drawn from the dataclasses of configs/, what they need to have
+an effect, and a value for each that is valid or not. So a new setting takes part by itself. Every other command is a
+dry run; the others run on one or two ranks. All are processes forked from this one.
+
+What must hold: no traceback; exit status 0, or 2 for a refusal that names a flag, a file or a row, or 1 for what fails
+in the middle of a run; whatever trains has a plan.json. Prints what went wrong; the exit status is 1 if anything did.
 """
 
 from __future__ import annotations
@@ -30,15 +34,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, get_args, get_origin
 
+from benchmarks.drawn.methods import KINDS, draw_method, draw_plan, make_models, write_data
 from benchmarks.runs.launch import ROOT, SCRIPT, free_port
 from configs.formats import DATASETS
 from configs.run import SETTINGS
 from configs.setting import Setting
 from configs.values import choices
-from tools.make_tiny_model import make_tiny_model
 
 LIMIT_SECONDS = 120
-MODEL: dict[str, Any] = {"vocab_size": 600, "hidden_size": 32, "intermediate_size": 64, "num_layers": 2, "num_heads": 4}
 # Every run is of these few steps.
 FIXED = ("train_config.model_name", "train_config.output_dir", "train_config.max_train_step")
 OF_PLANS = "planning_config."  # a plan is no run, and neither is a check that the model loads
@@ -61,12 +64,14 @@ DATA = {
     "text_dataset": "formats/places.txt",
     "segments_dataset": "formats/segments.jsonl",
     "custom_dataset": "formats/questions.jsonl",
-    "caption_dataset": "formats/questions.jsonl",  # whatever it holds, a model of text is refused
+    "caption_dataset": "pictures",
 }
-CUSTOM = """def rows(config, tokenizer, split):
-    vars(config)  # or what it does not read is refused
-    return [{"input_ids": [5, 6, 7], "labels": [5, 6, 7]}] * 9
-"""
+OF_KIND: dict[str, dict[str, str]] = {
+    "causal": {"--context_length": "128"},
+    "seq2seq": {"--max_source_length": "96", "--max_target_length": "32"},
+    "image": {},
+}
+"""The lengths of rows."""
 WORDS = (
     "nosuch",
     "~nosuch/folder",
@@ -86,16 +91,20 @@ NO_NUMBERS = ("", "nan", "inf", "-inf", "-1", "1e30", "many", "0.5.5", "[1]", "T
 class Command(NamedTuple):
     flags: list[str]
     world_size: int
+    is_dry: bool
 
 
-def command(number: int, folder: Path, model: Path) -> Command:
-    """The command of this number, for data in `folder`."""
-    draw = random.Random(number)
+def command(number: int, folder: Path) -> Command:
+    """The command of this number, for models and data in `folder`."""
+    draw, is_dry = random.Random(number), number % 2 == 0
+    kind = KINDS[number // 2 % len(KINDS)]
     others = [name for name in SETTINGS if name not in (*FIXED, *COSTLY) and not name.startswith(OF_PLANS)]
-    names = draw.sample(others, 2)
-    flags = {"--model_name": str(model), "--output_dir": str(folder / "run"), "--max_train_step": "2"}
-    flags |= {"--context_length": "128", "--num_workers_dataloader": "0"}
-    datasets = [name.split(".")[0] for name in names if name.split(".")[0] in DATASETS] or ["samsum_dataset"]
+    names = draw.sample(others, draw.choice([0, 1, 2, 2]))
+    flags = {"--model_name": str(folder / "models" / kind), "--random_weights": "True"}
+    flags |= {"--output_dir": str(folder / "run"), "--max_train_step": "2", "--num_workers_dataloader": "0"}
+    flags |= OF_KIND[kind] | (draw_method(draw) if draw.random() < 0.8 else {})
+    usual = "caption_dataset" if kind == "image" else "samsum_dataset"
+    datasets = [name.split(".")[0] for name in names if name.split(".")[0] in DATASETS] or [usual]
     flags["--dataset"] = ",".join(dict.fromkeys(datasets))
     for dataset in dict.fromkeys(datasets):
         flags[f"--{dataset}.data_path"] = str(folder / DATA[dataset])
@@ -111,7 +120,9 @@ def command(number: int, folder: Path, model: Path) -> Command:
         given = {f"--{name}", f"--{SETTINGS[name].name}"}
         flags = {flag: value for flag, value in flags.items() if flag not in given}
         flags[f"--{name}"] = _value(SETTINGS[name], draw)
-    return Command([word for item in flags.items() for word in item if word != _BARE], draw.choice([1, 1, 1, 2]))
+    flags |= draw_plan(draw) if is_dry else {}
+    world_size = 1 if is_dry else draw.choice([1, 1, 1, 2])
+    return Command([word for item in flags.items() for word in item if word != _BARE], world_size, is_dry)
 
 
 _BARE = "\0"  # the value of a flag without one
@@ -144,6 +155,10 @@ def _value(setting: Setting, draw: random.Random) -> str:
     return draw.choice(WORDS if draw.random() < 0.5 else defaults)
 
 
+NAMED = re.compile(r"--\w|/\w|\brow \d|\w\.(py|json|jsonl|yaml|csv)\b")
+FITS = re.compile(r"^(fits|tight|does not fit): ", re.MULTILINE)
+
+
 @dataclass
 class Ended:
     """The exit status and the output of each rank; a rank whose time was up has the status -9."""
@@ -153,20 +168,30 @@ class Ended:
     seconds: float = 0.0
 
 
-def problem(ended: Ended, run: Path) -> str:
+def problem(ended: Ended, run: Path, *, is_dry: bool = False) -> str:
     """What is wrong with how a command ended; empty if it finished, or was refused in one line."""
     printed = "\n".join(ended.outputs)
     errors = re.findall(r"^error: (?!rank \d).*", ended.outputs[0], re.MULTILINE)
-    if set(ended.statuses) - {0, 2} or len(set(ended.statuses)) > 1:
-        return f"exit statuses {ended.statuses}"
     if "Traceback" in printed:
         return "a traceback"
-    if ended.statuses[0] == 2:
+    if len(set(ended.statuses)) > 1 or ended.statuses[0] not in (0, 1, 2):
+        return f"exit statuses {ended.statuses}"
+    if ended.statuses[0]:
         if len(errors) != 1:
             return f"{len(errors)} error lines"
+        if not NAMED.search(errors[0]):
+            return "it names no flag, no file and no row"
+        began = (run / "metrics.jsonl").exists()
+        if ended.statuses[0] == 1:
+            return "" if began else "it failed before the run began, and was not refused"
         return "refused after the run folder was made" if run.exists() else ""
+    if is_dry:
+        return "" if FITS.search(printed) and not run.exists() else "no verdict, or it wrote something"
     events = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return "" if events and events[-1].get("status") == "finished" else "it ended with 0 and did not finish"
+    if not events or events[-1].get("status") != "finished":
+        return "it ended with 0 and did not finish"
+    trained = any(event["event"] == "train" for event in events)
+    return "it trained without a plan" if trained and not (run / "plan.json").exists() else ""
 
 
 def run_forked(run: Callable[[], Any], output: Path, **variables: str) -> int:
@@ -227,36 +252,30 @@ def _wait(pid: int, deadline: float) -> int:
         time.sleep(0.005)
 
 
-def write_data(folder: Path) -> None:
-    rows = [{"dialogue": f"Ann: Is it {i}?\nBob: Yes, {i}.", "summary": f"Bob says {i}."} for i in range(9)]
-    (folder / "dialogues.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (folder / "rows.py").write_text(CUSTOM)
-    shutil.copytree(ROOT / "datasets/samples/formats", folder / "formats")
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--first", type=int, default=0)
-    parser.add_argument("--count", type=int, default=300)
-    parser.add_argument("--model", type=Path, help="default: made anew")
+    parser.add_argument("--count", type=int, default=1000)
+    parser.add_argument("--seconds", type=float, default=3600, help="begin nothing after so long")
     parser.add_argument("--show", action="store_true", help="print the output of every command")
     given = parser.parse_args(argv)
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     importlib.import_module("finetuning")  # once, for all forks
-    problems, ends = 0, Counter[str]()
+    problems, ends, begun = 0, Counter[str](), time.monotonic()
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         write_data(folder)
-        model = given.model
-        if model is None:
-            model = folder / "model"
-            # In a fork: this process must have no threads.
-            _wait(run_forked(lambda: make_tiny_model(model, **MODEL), folder / "output"), time.monotonic() + 300)
+        # In a fork: this process must have no threads.
+        _wait(run_forked(lambda: make_models(folder / "models"), folder / "output"), time.monotonic() + 300)
         for number in range(given.first, given.first + given.count):
-            line = command(number, folder, model)
+            if time.monotonic() - begun > given.seconds:
+                print(f"no time left before command {number}: go on with --first {number}")
+                break
+            line = command(number, folder)
             ended = run_command(line, folder)
-            wrong = problem(ended, folder / "run")
-            ends["wrong" if wrong else "finished" if ended.statuses[0] == 0 else "refused"] += 1
+            wrong = problem(ended, folder / "run", is_dry=line.is_dry)
+            how = ("planned" if line.is_dry else "finished", "failed in mid-run", "refused")
+            ends["wrong" if wrong else how[ended.statuses[0]]] += 1
             if wrong or given.show:
                 print(
                     f"\ncommand {number}, {line.world_size} ranks, {ended.seconds:.1f} s: {wrong or 'as it should be'}"
@@ -265,7 +284,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             problems += bool(wrong)
             for path in (folder / "run", folder / "outputs"):
                 shutil.rmtree(path, ignore_errors=True)
-    print(f"{given.count} commands: {', '.join(f'{number} {end}' for end, number in sorted(ends.items()))}")
+    print(f"{sum(ends.values())} commands: {', '.join(f'{number} {end}' for end, number in sorted(ends.items()))}")
     return int(problems > 0)
 
 

@@ -27,6 +27,13 @@ class PlanningConfig:
         unit="GiB",
         exclusive_minimum=0,
     )
+    host_memory_gib: float | None = setting(
+        None,
+        "memory of each machine, which its ranks share: the verdict covers it (dry_run)",
+        unit="GiB",
+        exclusive_minimum=0,
+        default_text="this machine's, if the plan is for it; else the verdict is on the cards alone",
+    )
     network_gbps: float | None = setting(
         None, "speed of the network between machines, for plans", unit="Gbit/s", exclusive_minimum=0
     )

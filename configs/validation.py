@@ -313,7 +313,7 @@ def _check_recording(config: RunConfig) -> None:
 
 def _check_planning(config: RunConfig) -> None:
     planning = config.planning_config
-    for field in ("dry_run_hardware", "nodes", "device_memory_gib", "dry_run_json"):
+    for field in ("dry_run_hardware", "nodes", "device_memory_gib", "host_memory_gib", "dry_run_json"):
         if getattr(planning, field) is not None and not planning.dry_run:
             raise ConfigError(f"--{field}: a run takes the machines that it finds; add --dry_run, or leave this out")
     if planning.network_speeds is not None and planning.network_gbps is not None:

@@ -32,15 +32,16 @@ def compare_with_plan(
     Args:
         events: the run's.
         peaks_gib: of every rank, allocated.
-        has_allocator: whether the device has an allocator that knows its peak. A CPU has none: the process's memory
-            counts there, libraries included, and only parts counted tensor by tensor can be compared.
+        has_allocator: whether the device has an allocator that knows its peak. A CPU has none: `peaks_gib` are those
+            of resident memory there, libraries included, and are compared with all that was planned for the process.
     """
     plan = read_plan(folder)
     if plan is None or not _is_whole(plan):
         return []
     measured = measure(plan, [event for event in events if event["event"] == "memory"], max(peaks_gib))
     if not has_allocator:
-        measured = {name: measured[name] if name.removesuffix("_gib") in TENSORS else None for name in measured}
+        parts = {name: measured[name] if name.removesuffix("_gib") in TENSORS else None for name in measured}
+        measured = parts | {"peak_gib": None, "resident_gib": max(peaks_gib)}
     _add(folder / PLAN, plan | {"measured": measured})
     return lines(plan, measured)
 
@@ -48,7 +49,7 @@ def compare_with_plan(
 def _is_whole(plan: Mapping[str, Any]) -> bool:
     """Whether the figures that are compared are there. Anybody may have written into the file since."""
     at_peak = plan.get("at_peak")
-    planned = [plan.get("peak_gib"), *(plan.get(f"{part}_gib") for part in PARTS)]
+    planned = [plan.get(f"{name}_gib") for name in ("peak", "overhead", *PARTS)]
     planned += [at_peak.get(part) for part in PARTS[:-1]] if isinstance(at_peak, dict) else [None]
     return all(number(figure) is not None for figure in planned) and isinstance(plan.get("peak_phase"), str)
 
@@ -78,16 +79,15 @@ def lines(plan: Mapping[str, Any], measured: Mapping[str, float | None]) -> list
     """The figures for people, and a line on the parts if the peaks are more than APART apart."""
     peak = measured["peak_gib"]
     if peak is None:
+        resident, planned = measured["resident_gib"] or 0.0, resident_gib(plan)
         pairs = [f"{part} {plan[f'{part}_gib']:.3f} / {measured[f'{part}_gib']:.3f}" for part in TENSORS]
         return [
-            f"memory planned / measured, GiB: {', '.join(pairs)}; the peak is not compared: a CPU has no allocator "
-            "that knows it"
+            f"memory planned / measured, GiB: resident {_compared(planned, resident)}, planned in "
+            f"{plan['peak_phase']}; {', '.join(pairs)}"
         ]
-    line = (
-        f"memory planned / measured, GiB: peak {plan['peak_gib']:.2f} / {peak:.2f} "
-        f"({100 * (plan['peak_gib'] / peak - 1):+.1f} %), planned in {plan['peak_phase']}"
-    )
-    found = [line]
+    found = [
+        f"memory planned / measured, GiB: peak {_compared(plan['peak_gib'], peak)}, planned in {plan['peak_phase']}"
+    ]
     if abs(plan["peak_gib"] - peak) > APART * peak:
         apart = [(part, float(plan[f"{part}_gib"]), measured[f"{part}_gib"] or 0.0) for part in PARTS]
         apart.sort(key=lambda figures: -abs(figures[1] - figures[2]))
@@ -96,6 +96,15 @@ def lines(plan: Mapping[str, Any], measured: Mapping[str, float | None]) -> list
             f"the plan is more than {100 * APART:.0f} % off; most of it lies in {apart[0][0]}: {', '.join(texts)}"
         )
     return found
+
+
+def resident_gib(plan: Mapping[str, Any]) -> float:
+    """The planned resident memory of a rank on a CPU: its tensors, and the process with its heap."""
+    return float(plan["peak_gib"] + plan["overhead_gib"])
+
+
+def _compared(planned: float, measured: float) -> str:
+    return f"{planned:.2f} / {measured:.2f} ({100 * (planned / measured - 1):+.1f} %)"
 
 
 def _add(path: Path, contents: Mapping[str, Any]) -> None:

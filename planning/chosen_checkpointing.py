@@ -136,7 +136,7 @@ class _Plans:
         return self._memory[checkpointing]
 
     def fits(self, checkpointing: Checkpointing) -> bool:
-        return self.memory(checkpointing).verdict == "fits"
+        return self.memory(checkpointing).device_verdict == "fits"
 
     def fewest(self, first: str, others: str, accepts: Callable[[Checkpointing], bool]) -> Checkpointing | None:
         """The fewest first layers in one mode, the others in the other, that are accepted; None if not even all are."""

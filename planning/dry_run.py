@@ -67,7 +67,7 @@ def dry_run(argv: Sequence[str], config: RunConfig, env: Environment) -> None:
     if plan.memory.verdict == "does_not_fit":
         predict = predictor(config, data, env)
         changes = what_fits(argv, predict(config), predict)
-        print_for_people("", fits_table(changes, plan.memory.capacity_gib) if changes else NOTHING_FITS)
+        print_for_people("", fits_table(changes, plan.memory) if changes else NOTHING_FITS)
     if report is not None:
         values = plan.to_dict() | {"what_fits": [change.to_dict() for change in changes]}
         write_in_place(report, json.dumps(values, indent=2) + "\n")

@@ -35,7 +35,7 @@ def plan_table(plan: Plan) -> Table:
             "micro-batch": f"{plural(plan.rows.rows, 'row')} of {widths} tokens ({plan.rows.source}), "
             f"{resolved.batches.gradient_accumulation_steps} per step and rank",
             "host memory": f"{memory.host_load_gib:.1f} GiB per rank to load, {memory.host_training_gib:.1f} GiB in "
-            "training",
+            f"training{_of_host(memory)}",
             "disk": f"{memory.checkpoint_gib:.1f} GiB for each checkpoint",
             **({} if plan.time is None else _time(plan.time)),
         }
@@ -70,12 +70,33 @@ def parts_table(memory: MemoryPlan) -> Table:
     return table
 
 
+def _of_host(memory: MemoryPlan) -> str:
+    return "" if memory.host_capacity_gib is None else f", of {memory.host_capacity_gib:.1f} GiB"
+
+
 def verdict_line(plan: Plan) -> str:
     """The verdict in one line, for eyes and for grep."""
     memory = plan.memory
+    on_device = _device_line(memory)
+    if memory.host_verdict == "fits" or memory.host_margin_gib is None:
+        return on_device
+    needed = f"{memory.host_gib:.2f} GiB of host memory per rank"
+    if memory.host_verdict == "tight":
+        of_host = f"{needed}, {memory.host_margin_gib:.2f} GiB of {memory.host_capacity_gib:.2f} GiB free"
+    else:
+        of_host = (
+            f"{needed} are {-memory.host_margin_gib:.2f} GiB more than the {memory.host_capacity_gib:.2f} GiB there are"
+        )
+    words = {"tight": "tight", "does_not_fit": "does not fit"}
+    if memory.device_verdict == memory.verdict:
+        return f"{on_device}; {of_host}"
+    return f"{words[memory.host_verdict]}: {of_host}; the device: {on_device}"
+
+
+def _device_line(memory: MemoryPlan) -> str:
     there = f"{memory.capacity_gib:.2f} GiB"
     needed = f"peak {memory.peak_gib:.2f} GiB in {memory.peak_phase.replace('_', ' ')}"
     besides = f"{memory.overhead_gib:.2f} GiB besides torch's tensors"
-    if memory.verdict == "does_not_fit":
+    if memory.device_verdict == "does_not_fit":
         return f"does not fit: {needed} and {besides} are {-memory.margin_gib:.2f} GiB more than the {there} there are"
-    return f"{memory.verdict}: {needed}, {besides}, {memory.margin_gib:.2f} GiB of {there} free"
+    return f"{memory.device_verdict}: {needed}, {besides}, {memory.margin_gib:.2f} GiB of {there} free"

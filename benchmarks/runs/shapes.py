@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig
+from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM
 
 from tools.make_tiny_model import make_tiny_model
 
@@ -54,15 +54,52 @@ SHAPES: dict[str, dict[str, Any]] = {
         "rope_theta": 500000.0,
     },
 }
+# SmolLM2-135M (Hugging Face, 2024), from its published config.json, with 12 of its 30 layers
+SHAPES["smollm2-12layers"] = {
+    "hidden_size": 576,
+    "intermediate_size": 1536,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 9,
+    "num_key_value_heads": 3,
+    "vocab_size": 49152,
+    "tie_word_embeddings": True,
+}
+SHAPES["smollm2-12layers-all-heads"] = SHAPES["smollm2-12layers"] | {"num_key_value_heads": 9}
 SHAPES["llama70b-60layers"] = SHAPES["llama70b"] | {"num_hidden_layers": 60}
+
+# t5-small (Raffel et al., 2020) and bart-base (Lewis et al., 2020), from their published config.json
+SEQ2SEQ: dict[str, dict[str, Any]] = {
+    "t5-small": {"model_type": "t5", "architectures": ["T5ForConditionalGeneration"], "decoder_start_token_id": 0},
+    "bart-base": {
+        "model_type": "bart",
+        "architectures": ["BartForConditionalGeneration"],
+        "d_model": 768,
+        "encoder_layers": 6,
+        "decoder_layers": 6,
+        "encoder_attention_heads": 12,
+        "decoder_attention_heads": 12,
+        "encoder_ffn_dim": 3072,
+        "decoder_ffn_dim": 3072,
+        "vocab_size": 50265,
+        "dropout": 0.1,
+        "attention_dropout": 0.1,
+        "activation_dropout": 0.1,
+    },
+}
 
 
 def make_shape(folder: Path, shape: str) -> None:
     """Write a model folder with the shape's config.json and some tokenizer, but no weights."""
     make_tiny_model(folder, vocab_size=600, hidden_size=32, num_layers=1)
     (folder / "model.safetensors").unlink()
-    LlamaConfig(
-        **({"max_position_embeddings": 8192} | SHAPES[shape]), architectures=["LlamaForCausalLM"]
+    llama: dict[str, Any] = {
+        "model_type": "llama",
+        "architectures": ["LlamaForCausalLM"],
+        "max_position_embeddings": 8192,
+    }
+    sizes: dict[str, Any] = SEQ2SEQ[shape] if shape in SEQ2SEQ else llama | SHAPES[shape]
+    CONFIG_MAPPING[sizes["model_type"]](
+        **{name: value for name, value in sizes.items() if name != "model_type"}
     ).save_pretrained(folder)
 
 

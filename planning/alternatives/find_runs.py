@@ -12,7 +12,7 @@ from rich.table import Table
 from configs.changed_flags import changed_flags
 from configs.planning import PlanningConfig
 from configs.run import RunConfig
-from planning.alternatives.less_memory import Change, parsed_with
+from planning.alternatives.less_memory import Change, needed_flags, parsed_with
 from planning.alternatives.what_fits import Predict
 from planning.machines.hardware import Hardware
 from planning.planned_run import Plan
@@ -122,7 +122,7 @@ def sorted_runs(found: Sequence[FoundRun], sort: Literal["time", "price"]) -> li
 
 def command_of(one: FoundRun, argv: Sequence[str]) -> str:
     """The command that starts the run on each of its nodes."""
-    flags = changed_flags(changed_flags(argv, one.flags), (), without=_OF_PLANS)
+    flags = changed_flags(changed_flags(argv, needed_flags(argv, one.flags)), (), without=_OF_PLANS)
     hardware = one.plan.hardware
     if one.plan.env.world_size == 1:
         return shlex.join(["python", "finetuning.py", *flags])

@@ -55,6 +55,7 @@ class Change:
     keeps_result: bool = True  # whether the run may go on with it from a checkpoint
     saves_gib: float | None = None  # in the phase where memory ran out, or of reserved memory; None: not predicted
     peak_gib: float | None = None  # of the whole run
+    host_gib: float | None = None  # host memory of each rank
     fits: bool | None = None
     is_tight: bool = False  # it fits, but a plan may be wrong by more than what stays free
     slower: float | None = None  # seconds per step, as a multiple of those before
@@ -128,18 +129,22 @@ def device_changes(
         yield Change("shorter rows", ("--context_length", str(length // 2)))
 
 
-def host_changes(config: RunConfig) -> Iterator[Change]:
-    """Changes that may help if host memory ran out, the cheapest first."""
+def host_changes(config: RunConfig, *, is_cpu: bool) -> Iterator[Change]:
+    """Changes that may help if host memory ran out, the cheapest first.
+
+    Args:
+        is_cpu: the device is the host itself: what is offloaded stays in the same memory.
+    """
     train, fsdp = config.train_config, config.fsdp_config
     if train.num_workers_dataloader > 0:
         yield Change("no worker processes for the data", ("--num_workers_dataloader", "0"))
-    if train.async_save is not False:
+    if train.async_save or (train.async_save is None and not is_cpu):
         yield Change("checkpoints without a copy in host memory", ("--async_save", "False"))
     if fsdp.checkpoint_type == "FULL_STATE_DICT":
         yield Change("no whole model on rank 0 for a checkpoint", ("--checkpoint_type", "SHARDED_STATE_DICT"))
-    if fsdp.optimizer_cpu_offload:
+    if fsdp.optimizer_cpu_offload and not is_cpu:
         yield Change("optimizer states on the device", ("--optimizer_cpu_offload", "False"))
-    if fsdp.fsdp_cpu_offload:
+    if fsdp.fsdp_cpu_offload and not is_cpu:
         yield Change("weights, gradients and states on the device", ("--fsdp_cpu_offload", "False"))
     if train.use_peft is False:
         yield Change("an adapter trained instead of all weights", ("--use_peft", "True"))
@@ -175,7 +180,7 @@ def cheapest(changes: Iterable[Change], argv: Sequence[str], phase: str, plans: 
         ):
             break
         with contextlib.suppress(ConfigError):  # this model cannot have it
-            with_figures = _with_figures(change, planned, config, phase, plans)
+            with_figures = _with_figures(change, argv, planned, config, phase, plans)
             saves = with_figures.saves_gib is not None and with_figures.saves_gib > 0
             if saves and (with_figures.fits or not change.environment):
                 helpful.append(with_figures)
@@ -185,7 +190,7 @@ def cheapest(changes: Iterable[Change], argv: Sequence[str], phase: str, plans: 
         if (config := parsed_with(argv, more)) is not None:
             more = replace(more, keeps_result=keeps_result(before, config))
             with contextlib.suppress(ConfigError):
-                together = _with_figures(more, planned, config, phase, plans)
+                together = _with_figures(more, argv, planned, config, phase, plans)
         if together.fits:
             break
     if together.flags and together.flags not in [change.flags for change in helpful]:
@@ -201,8 +206,10 @@ def _nearness(change: Change) -> tuple[Any, ...]:
     return (False, not change.keeps_result, change.is_tight, change.slower or 1.0)
 
 
-def _with_figures(change: Change, before: Predicted, config: RunConfig, phase: str, plans: Plans) -> Change:
-    """The change with its figures, as planned."""
+def _with_figures(
+    change: Change, argv: Sequence[str], before: Predicted, config: RunConfig, phase: str, plans: Plans
+) -> Change:
+    """The change with its figures, as planned, and without flags that it does not need."""
     after, slower = plans.predict(config), None
     if before.seconds_per_step and after.seconds_per_step:
         slower = after.seconds_per_step / before.seconds_per_step
@@ -216,12 +223,24 @@ def _with_figures(change: Change, before: Predicted, config: RunConfig, phase: s
     verdict = verdict_in_room(peak_gib, plans.room_gib)
     return replace(
         change,
+        flags=needed_flags(argv, change.flags),
         saves_gib=before.phase_gib(phase) - after.phase_gib(phase) + (change.saves_gib or 0.0),
         peak_gib=after.peak_gib,
         fits=verdict != "does_not_fit",
         is_tight=verdict == "tight",
         slower=slower,
     )
+
+
+def needed_flags(argv: Sequence[str], flags: Sequence[str]) -> tuple[str, ...]:
+    """The flags of a change without those that say what holds anyway."""
+    wanted, needed = parsed_with(argv, Change("", tuple(flags))), list(flags)
+    for name in flags[::2]:
+        others = [word for pair in zip(needed[::2], needed[1::2], strict=True) if pair[0] != name for word in pair]
+        without = parsed_with(argv, Change("", tuple(others)))
+        if wanted is not None and without is not None and without.to_dict() == wanted.to_dict():
+            needed = others
+    return tuple(needed)
 
 
 def joined(first: Change, second: Change) -> Change:

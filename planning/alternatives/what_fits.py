@@ -9,9 +9,18 @@ from dataclasses import dataclass, replace
 from rich.table import Table
 
 from configs.run import RunConfig
-from planning.alternatives.less_memory import Change, device_changes, joined, keeps_result, parsed_with
+from planning.alternatives.less_memory import (
+    Change,
+    device_changes,
+    host_changes,
+    joined,
+    keeps_result,
+    needed_flags,
+    parsed_with,
+)
 from planning.machines.hardware import Hardware
 from planning.machines.planned_environment import planned_hardware
+from planning.memory.memory_plan import MemoryPlan
 from planning.planned_run import Plan, plan_of
 from ranks.environment import Environment
 from resolving.data_facts import DataFacts
@@ -85,15 +94,26 @@ def what_fits(argv: Sequence[str], plan: Plan, predict: Predict) -> list[Change]
     return fitting[:NUM_SHOWN]
 
 
-def fits_table(changes: Iterable[Change], capacity_gib: float) -> Table:
-    """The changes for people: each with the flags to paste."""
+def fits_table(changes: Iterable[Change], memory: MemoryPlan) -> Table:
+    """The changes for people: each with the flags to paste.
+
+    Args:
+        memory: of the run that does not fit.
+    """
+    names = ["change", "flags", "peak GiB", *(["host GiB"] if memory.host_verdict != "fits" else []), "time", "result"]
     table = Table(box=None, pad_edge=False, title="What would fit, the soonest first", title_justify="left")
-    for name in ("change", "flags", "peak GiB", "time", "result"):
-        table.add_column(name, justify="right" if name in ("peak GiB", "time") else "left", overflow="fold")
+    for name in names:
+        table.add_column(name, justify="right" if "GiB" in name or name == "time" else "left", overflow="fold")
     for change in changes:
-        time = "" if change.slower is None else f"x {change.slower:.2f}"
-        peak = f"{change.peak_gib:.1f} of {capacity_gib:.1f}"
-        table.add_row(change.what, shlex.join(change.flags), peak, time, "" if change.keeps_result else "changes")
+        cells = {
+            "change": change.what,
+            "flags": shlex.join(change.flags),
+            "peak GiB": f"{change.peak_gib:.1f} of {memory.capacity_gib:.1f}",
+            "host GiB": f"{change.host_gib or 0.0:.1f} of {memory.host_capacity_gib or 0.0:.1f}",
+            "time": "" if change.slower is None else f"x {change.slower:.2f}",
+            "result": "" if change.keeps_result else "changes",
+        }
+        table.add_row(*(cells[name] for name in names))
     return table
 
 
@@ -109,11 +129,15 @@ def _candidates(config: RunConfig, plan: Plan) -> Iterator[Change]:
 def _by_phase(config: RunConfig, plan: Plan) -> Iterator[Change]:
     """The changes for each phase that does not fit."""
     memory = plan.memory
+    is_cpu, checkpointing = not plan.hardware.card.is_gpu, plan.model.empty.checkpointing
     for phase, parts in memory.phases.items():
         if parts.total + memory.overhead_gib > memory.capacity_gib:
-            checkpointing = plan.model.empty.checkpointing
-            is_cpu = not plan.hardware.card.is_gpu
             yield from device_changes(config, phase, plan.env.world_size, is_cpu=is_cpu, checkpointing=checkpointing)
+    if memory.host_verdict == "does_not_fit":
+        if is_cpu:
+            phase = memory.peak_phase
+            yield from device_changes(config, phase, plan.env.world_size, is_cpu=True, checkpointing=checkpointing)
+        yield from host_changes(config, is_cpu=is_cpu)
 
 
 def _more(config: RunConfig) -> Iterator[Change]:
@@ -149,7 +173,7 @@ def _more_cards(config: RunConfig, hardware: Hardware) -> Iterator[Change]:
 
 
 def _try(change: Change, argv: Sequence[str], plan: Plan, predict: Predict) -> Tried | None:
-    """The change with its figures; None if it is refused, changes nothing, or saves nothing."""
+    """The change with its figures; None if it is refused, changes nothing, or saves nothing that lacks."""
     before = plan.resolved.config
     config = parsed_with(argv, change)
     if config is None:
@@ -158,7 +182,7 @@ def _try(change: Change, argv: Sequence[str], plan: Plan, predict: Predict) -> T
         after = predict(config)
     except ConfigError:
         return None
-    if after.memory.peak_gib >= plan.memory.peak_gib:
+    if after.memory.lacking_gib >= plan.memory.lacking_gib:
         return None
     rows = [p.resolved.batches.global_batch_size for p in (plan, after)]
     keeps = keeps_result(before, config) and rows[0] == rows[1]
@@ -166,8 +190,10 @@ def _try(change: Change, argv: Sequence[str], plan: Plan, predict: Predict) -> T
         replace(
             change,
             keeps_result=keeps,
+            flags=needed_flags(argv, change.flags),
             saves_gib=plan.memory.peak_gib - after.memory.peak_gib,
             peak_gib=after.memory.peak_gib,
+            host_gib=after.memory.host_gib,
             fits=after.memory.verdict != "does_not_fit",
             slower=_slower(plan, after),
         ),
@@ -186,14 +212,14 @@ def _slower(before: Plan, after: Plan) -> float | None:
 def _combine(tried: Sequence[Tried], argv: Sequence[str], plan: Plan, predict: Predict) -> Change | None:
     """The changes that fit together, added from the cheapest on and dropped again if not needed; None if none do."""
     members: list[Change] = []
-    best = plan.memory.peak_gib
+    best = plan.memory.lacking_gib
     ordered = sorted(tried, key=lambda one: one.change.slower or 1.0)
     found: Tried | None = None
     for one in progress_bar("planning combinations", ordered):
         together = _try(_all_of([*members, one.change]), argv, plan, predict)
-        if together is None or together.plan.memory.peak_gib >= best:
+        if together is None or together.plan.memory.lacking_gib >= best:
             continue
-        members, best, found = [*members, one.change], together.plan.memory.peak_gib, together
+        members, best, found = [*members, one.change], together.plan.memory.lacking_gib, together
         if together.change.fits:
             break
     if found is None or not found.change.fits:

@@ -3,7 +3,8 @@
 Vendors give links in both directions together; `peer_gb_per_second` and `host_gb_per_second` are one direction, half of
 that. The memory is what torch reports as total (`torch.cuda.get_device_properties(0).total_memory`), which is less than
 the label on the card: the driver and ECC keep some. Out-of-memory messages in public issues show it for T4, V100,
-A100-80GB and B200; of the other cards it is an estimate, good to 0.5 GiB.
+A100-80GB, A30, RTX A6000, RTX 5090, RTX 6000 Ada (with ECC) and B200; of the other cards it is an estimate, good to 0.5
+GiB.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ class Card:
     float8_tflops: float | None = None  # on tensor cores, summed in fp32; None also where runs here do not use it
     maker: str = "NVIDIA"
     is_gpu: bool = True  # False for the host itself, as a plan for this machine may need it
+    host_memory_gib: float | None = None  # of its machine, which the ranks there share
 
     @property
     def has_bf16(self) -> bool:
@@ -63,6 +65,12 @@ CARDS = (
     # p3 instances and DGX-1 hold the SXM2 module. fp16: "Deep learning 125 teraFLOPS".
     Card("V100-16GB", 15.78, None, 125, 15.7, 900, 150, "NVLink 2.0", PCIE3, (7, 0), "NVIDIA V100 datasheet, SXM2"),
     Card("V100-32GB", 31.74, None, 125, 15.7, 900, 150, "NVLink 2.0", PCIE3, (7, 0), "NVIDIA V100 datasheet, SXM2"),
+    # The datasheets of A10, A30, A40 and RTX A6000 give tensor rates dense and sparse. Bridges join two A30, A40 or RTX
+    # A6000, at 200 and 112.5 GB/s in both directions.
+    Card("A10", 22.06, 125, 125, 31.2, 600, PCIE4, "PCIe 4.0 x16", PCIE4, (8, 6), "NVIDIA A10 datasheet"),
+    Card("A30", 23.53, 165, 165, 10.3, 933, 100, "NVLink 3.0", PCIE4, (8, 0), "NVIDIA A30 datasheet"),
+    Card("A40", 44.35, 149.7, 149.7, 37.4, 696, 56.25, "NVLink 3.0", PCIE4, (8, 6), "NVIDIA A40 datasheet"),
+    Card("RTX A6000", 47.54, 154.8, 154.8, 38.7, 768, 56.25, "NVLink 3.0", PCIE4, (8, 6), "NVIDIA RTX A6000 datasheet"),
     # Not the A10: half of its tensor rate.
     Card("A10G", 22.06, 70, 70, 35, 600, PCIE4, "PCIe 4.0 x16", PCIE4, (8, 6), "NVIDIA A10G datasheet for AWS G5"),
     Card("A100-40GB", 39.39, 312, 312, 19.5, 1555, 300, "NVLink 3.0", PCIE4, (8, 0), "NVIDIA A100 datasheet, SXM4"),
@@ -79,21 +87,33 @@ CARDS = (
     # read from the device in pytorch/ao pull request 4002.
     Card("B200", 178.35, 2250, 2250, 75, 7672, 900, "NVLink 5.0", PCIE5, (10, 0), "NVIDIA HGX B200 datasheet",
          float8_tflops=4500.0),
+    # One GPU of a superchip of two: half of bf16 10 PFLOP/s sparse, fp32 160 TFLOP/s, 372 GB, 16 TB/s, and of the 900
+    # GB/s in both directions to the memory of its CPU.
+    Card("GB200", 184.30, 2500, 2500, 80, 8000, 900, "NVLink 5.0", 225, (10, 0), "NVIDIA GB200 NVL72 datasheet",
+         float8_tflops=5000.0),
     # Sparse in the datasheets: 242 and 733.
     Card("L4", 22.03, 121, 121, 30.3, 300, PCIE4, "PCIe 4.0 x16", PCIE4, (8, 9), "NVIDIA L4 datasheet",
          float8_tflops=242.5),
     Card("L40S", 44.39, 366.5, 366.5, 91.6, 864, PCIE4, "PCIe 4.0 x16", PCIE4, (8, 9), "NVIDIA L40S datasheet",
          float8_tflops=733.0),
+    # Its tensor rates of sums in fp32, as in its whitepaper; the datasheet has 1457 in float8, sparse.
+    Card("RTX 6000 Ada", 44.43, 364.2, 364.2, 91.1, 960, PCIE4, "PCIe 4.0 x16", PCIE4, (8, 9),
+         "NVIDIA RTX 6000 Ada datasheet and Ada professional whitepaper", float8_tflops=728.5),
     # Consumer cards halve the tensor rate where sums are in fp32, as they are here.
     Card("RTX 3090", 23.69, 71, 71, 35.6, 936, PCIE4, "PCIe 4.0 x16", PCIE4, (8, 6), "NVIDIA Ampere GA102 whitepaper"),
     Card("RTX 4090", 23.64, 165.2, 165.2, 82.6, 1008, PCIE4, "PCIe 4.0 x16", PCIE4, (8, 9), "NVIDIA Ada whitepaper",
          float8_tflops=330.3),
+    Card("RTX 5090", 31.36, 209.5, 209.5, 104.8, 1792, PCIE5, "PCIe 5.0 x16", PCIE5, (12, 0),
+         "NVIDIA RTX Blackwell whitepaper", float8_tflops=419.0),
     # Seven links of 128 GB/s in both directions. torch reports gfx942 as 9.4. Runs here do not use its float8.
     Card("MI300X", 191.98, 1307.4, 1307.4, 163.4, 5300, 448, "Infinity Fabric", PCIE5, (9, 4), "AMD MI300X datasheet",
          maker="AMD"),
 )  # fmt: skip
 
-_LEFT_OUT = re.compile(r"nvidia|amd|tesla|geforce|instinct|quadro|sxm\d?|pcie|hbm\d?e?|oam")
+_LEFT_OUT = re.compile(r"nvidia|amd|tesla|geforce|instinct|quadro|generation|sxm\d?|pcie|hbm\d?e?|oam")
+_SIZE = re.compile(r"(?P<number>\d+(\.\d+)?)\s*(?P<unit>GiB|GB|G)", re.IGNORECASE)
+GIB_PER_LABEL = 0.918
+"""GiB that torch reports for each GB of a card's label: the least of the cards above (L4, 24 GB)."""
 
 
 def find_card(name: str) -> Card | None:
@@ -103,6 +123,16 @@ def find_card(name: str) -> Card | None:
     """
     found = _candidates(name)
     return found[0] if len(found) == 1 else None
+
+
+def card_of_size(text: str) -> Card | None:
+    """A card of which only the memory is known: "24GB" as on its label, or "24GiB" as torch reports it; else None."""
+    match = _SIZE.fullmatch(text.strip())
+    if match is None or not float(match["number"]):
+        return None
+    number, unit = float(match["number"]), "GiB" if match["unit"].lower() == "gib" else "GB"
+    memory_gib = number if unit == "GiB" else number * GIB_PER_LABEL
+    return Card(f"GPU of {number:g} {unit}", memory_gib, source="its size alone")
 
 
 def explain_unknown_card(name: str) -> str:
@@ -117,9 +147,13 @@ def explain_unknown_card(name: str) -> str:
 
 
 def _candidates(name: str) -> list[Card]:
-    key = _key(name)
-    exact = [card for card in CARDS if key in (_key(card.name), *_with_its_memory(card))]
-    return exact or [card for card in CARDS if key and re.fullmatch(rf"{re.escape(key)}\d\d", _key(card.name))]
+    found: list[Card] = []
+    for key in (_key(name), _key(name).removesuffix("g")):  # "v100-32g"; an A10G is no A10
+        exact = [card for card in CARDS if key in (_key(card.name), *_with_its_memory(card))]
+        found = exact or [card for card in CARDS if key and re.fullmatch(rf"{re.escape(key)}\d\d", _key(card.name))]
+        if found:
+            break
+    return found
 
 
 def _with_its_memory(card: Card) -> list[str]:
@@ -132,8 +166,8 @@ def _with_its_memory(card: Card) -> list[str]:
 def _key(name: str) -> str:
     """The name without maker, form, unit and punctuation: "v10032"."""
     words = [word for word in re.findall(r"[a-z0-9]+", name.lower()) if not _LEFT_OUT.fullmatch(word)]
-    key = re.sub(r"(?<=\d)(gib|gb|g)$", "", "".join(words))
-    return re.sub(r"^h100.*nvl.*", "h10094", re.sub(r"^(?=[34]090)", "rtx", key))
+    key = re.sub(r"(?<=\d)(gib|gb)$", "", "".join(words))
+    return re.sub(r"^h100.*nvl.*", "h10094", re.sub(r"^(?=[345]090|a6000|6000ada)", "rtx", key))
 
 
 def _listed(names: list[str]) -> str:

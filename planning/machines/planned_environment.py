@@ -29,6 +29,7 @@ def planned_hardware(train: TrainConfig, planning: PlanningConfig, env: Environm
     return parse_hardware(
         planning.dry_run_hardware,
         device_memory_gib=planning.device_memory_gib,
+        host_memory_gib=planning.host_memory_gib,
         nodes=planning.nodes or 1,
         network_gbps=planning.network_gbps,
         price_per_hour=planning.price_per_hour,
@@ -67,6 +68,7 @@ def own_hardware(train: TrainConfig, planning: PlanningConfig, env: Environment)
     """This machine's devices, as many as the run takes: those of its ranks, or all of them for --enable_fsdp before a
     launcher has started any."""
     count = env.local_world_size
+    host_gib = planning.host_memory_gib or host_bytes() / GIB
     if env.device.type == "cuda":
         if train.enable_fsdp and not env.launched:
             count = torch.cuda.device_count()
@@ -78,10 +80,10 @@ def own_hardware(train: TrainConfig, planning: PlanningConfig, env: Environment)
         memory_gib = min(properties.total_memory / GIB, allowed / GIB + CONTEXT_GIB)
         known = find_card(properties.name)
         card = replace(known, memory_gib=memory_gib) if known else Card(properties.name, memory_gib)
-        card = replace(card, compute_capability=capability)
+        card = replace(card, compute_capability=capability, host_memory_gib=host_gib)
     else:
         # Ranks on CPUs share the host's memory.
-        card = Card("CPU", host_bytes() / GIB / count, is_gpu=False)
+        card = Card("CPU", host_gib / count, is_gpu=False, host_memory_gib=host_gib)
     speeds = measured_speeds(planning)
     return Hardware(card, count, own_nodes(env), planning.network_gbps, planning.price_per_hour, speeds)
 

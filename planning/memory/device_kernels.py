@@ -1,4 +1,4 @@
-"""A GPU's kernels of attention, dropout and experts, by the tensors they keep, for passes on the meta device."""
+"""A device's kernels of attention, dropout and experts, by the tensors they keep, for passes on the meta device."""
 
 from __future__ import annotations
 
@@ -10,6 +10,19 @@ from torch.autograd.graph import get_gradient_edge
 from torch.overrides import TorchFunctionMode
 
 Kernel = Literal["flash", "efficient", "math"]
+Capability = tuple[int, int] | None
+"""The compute capability of a card; None: of a CPU, which has none."""
+
+
+def kernel_on_cpu(query: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, dropout_p: float) -> Kernel:
+    """The kernel that `scaled_dot_product_attention` takes on a CPU (torch's `sdp_utils_cpp.cpp`).
+
+    Flash serves every dtype, masks and shared key heads. It knows no dropout, no gradient of a mask (T5 trains its
+    bias), and no values of another size than the queries.
+    """
+    takes_mask = mask is None or (mask.dim() in (2, 4) and not mask.requires_grad)
+    is_plain = dropout_p > 0 or not takes_mask or query.shape[-1] != value.shape[-1]
+    return "math" if is_plain else "flash"
 
 
 def kernel_of(
@@ -32,16 +45,15 @@ def kernel_of(
 
 
 class KernelsOfCard(TorchFunctionMode):
-    """Inside this context attention, dropout and experts on meta tensors keep what they keep on such a card.
+    """Inside this context attention, dropout and experts on meta tensors keep what they keep on such a device.
 
     Questions that models ask of values (`if mask.all()`) get one answer, because meta tensors have no values. Checks of
     inputs (`torch._check_tensor_all`, which asks for an `item`) pass.
     """
 
-    def __init__(self, capability: tuple[int, int], *, answer: bool) -> None:
+    def __init__(self, capability: Capability, *, answer: bool) -> None:
         """
         Args:
-            capability: compute capability of the card.
             answer: models ask whether a given mask masks nothing, and whether position ids are those of one sequence
                 per row: True without a mask, False with one.
         """
@@ -52,7 +64,7 @@ class KernelsOfCard(TorchFunctionMode):
         kwargs = kwargs or {}
         if function is F.scaled_dot_product_attention:
             return _attention(self.capability, *args, **kwargs)
-        if function is F.dropout:
+        if function is F.dropout and self.capability is not None:
             return _dropout(*args, **kwargs)
         if function is torch._grouped_mm:  # which F.grouped_mm calls
             return _grouped_product(*args, **kwargs)
@@ -73,7 +85,7 @@ def _backward_from(loss: torch.Tensor) -> None:
 
 
 def _attention(
-    capability: tuple[int, int],
+    capability: Capability,
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
@@ -83,21 +95,24 @@ def _attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> torch.Tensor:
-    """`F.scaled_dot_product_attention` by the kernel of such a card."""
-    kernel = kernel_of(
-        query.dtype,
-        capability,
-        has_mask=attn_mask is not None,
-        grouped=enable_gqa and query.shape[1] != key.shape[1],
-        head_dim=query.shape[-1],
-    )
+    """`F.scaled_dot_product_attention` by the kernel of such a device."""
+    if capability is None:
+        kernel = kernel_on_cpu(query, value, attn_mask, dropout_p)
+    else:
+        kernel = kernel_of(
+            query.dtype,
+            capability,
+            has_mask=attn_mask is not None,
+            grouped=enable_gqa and query.shape[1] != key.shape[1],
+            head_dim=query.shape[-1],
+        )
     if kernel == "math":
         return torch.ops.aten._scaled_dot_product_attention_math(
             query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
         )[0]
     if attn_mask is not None and attn_mask.dtype == torch.bool:
         attn_mask = attn_mask.new_empty(attn_mask.shape, dtype=query.dtype)  # as torch converts it, in every layer
-    output: torch.Tensor = _fused(query, key, value, attn_mask, is_causal)[0]
+    output: torch.Tensor = _fused(query, key, value, attn_mask, capability is None, is_causal)[0]
     return output
 
 
@@ -121,7 +136,12 @@ def _grouped_product(
 
 @torch.library.custom_op("planning::scaled_dot_product_fused", mutates_args=())
 def _fused(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, bias: torch.Tensor | None, is_causal: bool
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    bias: torch.Tensor | None,
+    on_cpu: bool,
+    is_causal: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The output, [batch, heads, seq, head_dim], and one fp32 number per query and head. Computes nothing."""
     raise NotImplementedError("attention of a plan has no values")
@@ -129,7 +149,12 @@ def _fused(
 
 @_fused.register_fake
 def _(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, bias: torch.Tensor | None, is_causal: bool
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    bias: torch.Tensor | None,
+    on_cpu: bool,
+    is_causal: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     batch, heads, length, _ = query.shape
     output = query.new_empty(batch, length, heads, value.shape[-1]).transpose(1, 2)
@@ -156,20 +181,22 @@ def _(
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
     """Save the tensors that the flash and the memory-efficient kernel save."""
-    *tensors, ctx.is_causal = inputs
+    *tensors, ctx.on_cpu, ctx.is_causal = inputs
     ctx.save_for_backward(*tensors, *output)
 
 
 def _backward(ctx: Any, grad: torch.Tensor, _: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
     query, key, value, bias, _, _ = ctx.saved_tensors
-    # Gradients of the query are summed in fp32; those of shared keys and values first for every query head.
-    summed = torch.empty_like(query, dtype=torch.float32)
-    shape = (*query.shape[:2], *key.shape[2:]) if key.shape[1] != query.shape[1] else None
-    expanded = [] if shape is None else [key.new_empty(shape), value.new_empty(shape)]
+    temporaries = []
+    if not ctx.on_cpu:
+        # A GPU sums gradients of the query in fp32, and those of shared keys and values first for every query head.
+        temporaries.append(torch.empty_like(query, dtype=torch.float32))
+        if key.shape[1] != query.shape[1]:
+            shape = (*query.shape[:2], *key.shape[2:])
+            temporaries += [key.new_empty(shape), value.new_empty(shape)]
     grads = _fused_backward(query, key, value, ctx.is_causal)
-    # They live until the gradients are there, as in the kernels.
-    del summed, expanded
-    return *grads, torch.empty_like(bias) if bias is not None and ctx.needs_input_grad[3] else None, None
+    temporaries.clear()  # they live until the gradients are there, as in the kernels
+    return *grads, torch.empty_like(bias) if bias is not None and ctx.needs_input_grad[3] else None, None, None
 
 
 _fused.register_autograd(_backward, setup_context=_keep)

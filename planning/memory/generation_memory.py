@@ -17,7 +17,7 @@ from transformers.modeling_outputs import BaseModelOutput
 from planning.machines.cards import Card
 from planning.memory.device_kernels import KernelsOfCard
 from planning.memory.live_bytes import LiveBytes
-from planning.memory.meta_pass import DEFAULT_CAPABILITY, computed_in, saved_buffers_on_meta
+from planning.memory.meta_pass import computed_in, kernels_of, saved_buffers_on_meta
 from planning.memory.row_lengths import RowLengths
 from planning.model.planned_model import PlannedModel
 from policies.attention.choice import BY_OFFSETS
@@ -55,7 +55,7 @@ def bytes_of_generation(planned: PlannedModel, card: Card, rows: RowLengths) -> 
         with (
             computed_in(base, precision.compute_dtype if precision.casts else None),
             saved_buffers_on_meta(base),
-            KernelsOfCard(card.compute_capability or DEFAULT_CAPABILITY, answer=rows.eval_rows == 1),
+            KernelsOfCard(kernels_of(card), answer=rows.eval_rows == 1),
             torch.no_grad(),
             live,
         ):

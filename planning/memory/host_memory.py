@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from planning.memory.held_bytes import Scheme
+from planning.memory.step_memory import Bytes
 from planning.model.planned_model import PlannedModel
 from policies.optimizers.build import state_bytes
 from utils.units import GIB
@@ -10,8 +13,22 @@ from utils.units import GIB
 PROCESS_BYTES = int(1.5 * GIB)
 """Resident memory of a rank before it has a model: Python, torch with its CUDA libraries, transformers."""
 
+CPU_PROCESS_BYTES = int(0.53 * GIB)
+"""The same of a rank on a CPU, where nothing of CUDA is loaded: 0.49 to 0.57 GiB were measured (docs/planning.md)."""
+
+HEAP_SHARE = 0.3
+"""Share of activations and temporaries by which a CPU's heap exceeds them. glibc keeps freed blocks below 32 MiB, and
+rows of changing lengths leave gaps between them: 0 to 0.6 were measured (docs/planning.md)."""
+
 WORKER_BYTES = int(0.7 * GIB)
 """Private memory of a data loading process that was forked: pages of the rank that it writes to, and its batches."""
+
+
+def heap_bytes(phases: Mapping[str, Bytes]) -> int:
+    """The bytes by which a CPU's heap makes the fullest moment fuller."""
+    in_heap = {phase: 0 if phase == "load" else peak.activations + peak.temporaries for phase, peak in phases.items()}
+    fullest = max(peak.total + int(HEAP_SHARE * in_heap[phase]) for phase, peak in phases.items())
+    return fullest - max(peak.total for peak in phases.values())
 
 
 def host_load_bytes(planned: PlannedModel) -> int:
@@ -23,10 +40,14 @@ def host_load_bytes(planned: PlannedModel) -> int:
     return PROCESS_BYTES + 2 * largest + _offloaded(planned)
 
 
+def worker_bytes(planned: PlannedModel) -> int:
+    """Host memory of one rank's data loading processes."""
+    return planned.config.train_config.num_workers_dataloader * WORKER_BYTES
+
+
 def host_training_bytes(planned: PlannedModel, scheme: Scheme) -> int:
     """Host memory of one rank while it trains: with offloading also parameters, gradients and states."""
-    workers = planned.config.train_config.num_workers_dataloader * WORKER_BYTES
-    return PROCESS_BYTES + workers + offloaded_bytes(planned, scheme)
+    return PROCESS_BYTES + worker_bytes(planned) + offloaded_bytes(planned, scheme)
 
 
 def offloaded_bytes(planned: PlannedModel, scheme: Scheme) -> int:

@@ -23,6 +23,7 @@ are alike: small blocks share segments of 2 and 20 MiB, larger ones are rounded 
 measured. What changing shapes of batches fragment comes on top: a tight plan has no room for that."""
 
 Verdict = Literal["fits", "tight", "does_not_fit"]
+VERDICTS: tuple[Verdict, ...] = ("fits", "tight", "does_not_fit")
 
 
 def verdict_of(margin_gib: float, capacity_gib: float) -> Verdict:
@@ -61,19 +62,22 @@ PARTS = tuple(field.name for field in fields(Parts))
 class MemoryPlan:
     """The memory of the fullest rank, in GiB (2^30 bytes).
 
-    `peak_gib` is the value of torch.cuda.max_memory_allocated. The device must hold `overhead_gib` besides.
+    `peak_gib` is the value of torch.cuda.max_memory_allocated. The device must hold `overhead_gib` besides. On a CPU
+    both together are the resident memory of the process.
 
     Verdicts compare `peak_gib + overhead_gib` with the capacity: above it a run does not fit. If less than TIGHT_SHARE
-    of the capacity is left it is tight: an error of the plan, or fragmentation, may use that up. Otherwise it fits.
+    of the capacity is left it is tight: an error of the plan, or fragmentation, may use that up. Otherwise it fits. The
+    same holds for host memory, if it is known how much there is; the worse of both verdicts counts.
     """
 
     phases: Mapping[str, Parts]  # the fullest moment of each of PHASES that the run has
     after_forward_gib: float  # allocated after the first micro-batch's forward of a step, states being there already
-    overhead_gib: float  # context, collectives' own buffers, rounding of the allocator; on a CPU offloaded tensors
+    overhead_gib: float  # context, collectives' buffers, rounding; on a CPU the process, its heap, what is offloaded
     capacity_gib: float  # of the device, as its driver gives it
     host_load_gib: float  # host memory of this rank at most while it loads; page cache not counted
     host_training_gib: float  # host memory of this rank at most while it trains
     checkpoint_gib: float  # disk for one checkpoint, all ranks together
+    host_capacity_gib: float | None = None  # host memory that this rank may take; None: not known
     moved_gib: float = 0.0  # activations of a micro-batch that wait in host memory
     notes: tuple[str, ...] = ()  # lines to print: assumptions of the plan, and memory that it leaves out
 
@@ -97,7 +101,28 @@ class MemoryPlan:
 
     @property
     def verdict(self) -> Verdict:
+        """The worse of those on the memory of the device and of its host."""
+        return max(self.device_verdict, self.host_verdict, key=VERDICTS.index)
+
+    @property
+    def device_verdict(self) -> Verdict:
         return verdict_of(self.margin_gib, self.capacity_gib)
+
+    @property
+    def host_verdict(self) -> Verdict:
+        """ "fits" if it is not known how much host memory there is."""
+        margin = self.host_margin_gib
+        return "fits" if margin is None else verdict_of(margin, self.host_capacity_gib or 0.0)
+
+    @property
+    def host_margin_gib(self) -> float | None:
+        """Host memory that stays free; negative if the run does not fit; None if it is not known how much there is."""
+        return None if self.host_capacity_gib is None else self.host_capacity_gib - self.host_gib
+
+    @property
+    def lacking_gib(self) -> float:
+        """Memory that the run needs and the device or its host lacks."""
+        return max(0.0, -self.margin_gib) + max(0.0, -(self.host_margin_gib or 0.0))
 
     @property
     def host_gib(self) -> float:
@@ -127,6 +152,7 @@ class MemoryPlan:
             "host_gib": self.host_gib,
             "host_load_gib": self.host_load_gib,
             "host_training_gib": self.host_training_gib,
+            "host_capacity_gib": self.host_capacity_gib,
             "checkpoint_gib": self.checkpoint_gib,
             "moved_gib": self.moved_gib,
             "at_peak": asdict(at_peak),

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from planning.machines.cards import Card
-from planning.memory.device_kernels import KernelsOfCard
+from planning.memory.device_kernels import Capability, KernelsOfCard
 from planning.memory.meta_batch import meta_batch
 from planning.memory.row_lengths import RowLengths
 from planning.model.planned_model import PlannedModel
@@ -18,6 +18,11 @@ from tasks.task import MicroBatch
 
 DEFAULT_CAPABILITY = (8, 0)
 """The capability of a card of which only the memory is known: all cards of the last five years have flash attention."""
+
+
+def kernels_of(card: Card) -> Capability:
+    """The capability that decides which kernels run on such a card; None: those of a CPU run."""
+    return card.compute_capability or DEFAULT_CAPABILITY if card.is_gpu else None
 
 
 @contextmanager
@@ -36,7 +41,6 @@ def pass_on_meta(
         resolved, num_rows, widths, label_share=rows.label_share, packed=rows.packed, by_offsets=by_offsets
     )
     has_mask = not rows.packed and not by_offsets
-    capability = card.compute_capability or DEFAULT_CAPABILITY
     model.train(trains)
     precision = resolved.policies.precision
     # Nothing compiles for the meta device. Saying so imports torch's compiler, which takes a second.
@@ -45,7 +49,7 @@ def pass_on_meta(
         torch.compiler.set_stance("force_eager") if compiles else nullcontext(),
         computed_in(model, precision.compute_dtype if precision.casts else None),
         saved_buffers_on_meta(model),
-        KernelsOfCard(capability, answer=not has_mask),
+        KernelsOfCard(kernels_of(card), answer=not has_mask),
     ):
         yield batch, lambda: resolved.task.summed_loss(model, batch)
 

@@ -16,7 +16,15 @@ from torch import nn
 from planning.machines.cards import COLLECTIVES_GIB, CONTEXT_GIB, Card
 from planning.memory.generation_memory import GenerationBytes, bytes_of_generation
 from planning.memory.held_bytes import Scheme
-from planning.memory.host_memory import checkpoint_bytes, host_load_bytes, host_training_bytes, offloaded_bytes
+from planning.memory.host_memory import (
+    CPU_PROCESS_BYTES,
+    checkpoint_bytes,
+    heap_bytes,
+    host_load_bytes,
+    host_training_bytes,
+    offloaded_bytes,
+    worker_bytes,
+)
 from planning.memory.layer_memory import PassBytes, measure_pass
 from planning.memory.memory_plan import ROUNDED_UP, MemoryPlan
 from planning.memory.meta_pass import pass_on_meta
@@ -106,25 +114,34 @@ def memory_of(planned: PlannedModel, card: Card, run: RunBytes) -> MemoryPlan:
     if run.generation is not None:
         besides = overhead_gib(0.0, planned.env.world_size) * GIB
         peaks["generation"] = memory.generation(run.generation, int(card.memory_gib * GIB - besides))
-    phases = {phase: peak.in_gib() for phase, peak in peaks.items()}
-    overhead = overhead_gib(max(parts.total for parts in phases.values()), planned.env.world_size)
-    if not card.is_gpu:  # the device is the host: offloaded tensors stay in the same memory
-        overhead += (offloaded_bytes(planned, scheme) + on_host) / GIB
+    peak = max(peak.total for peak in peaks.values())
+    if card.is_gpu:
+        overhead = int(overhead_gib(peak / GIB, planned.env.world_size) * GIB)
+        loads, trains = host_load_bytes(planned), host_training_bytes(planned, scheme) + on_host
+    else:  # the device is the host: offloaded tensors stay in the same memory
+        overhead = CPU_PROCESS_BYTES + heap_bytes(peaks) + offloaded_bytes(planned, scheme) + on_host
+        loads, trains = CPU_PROCESS_BYTES + peaks["load"].total, peak + overhead + worker_bytes(planned)
     return MemoryPlan(
-        phases=phases,
+        phases={phase: peak.in_gib() for phase, peak in peaks.items()},
         after_forward_gib=memory.after_forward(run.typical).total / GIB,
-        overhead_gib=overhead,
+        overhead_gib=overhead / GIB,
         capacity_gib=card.memory_gib,
-        host_load_gib=host_load_bytes(planned) / GIB,
-        host_training_gib=(host_training_bytes(planned, scheme) + on_host) / GIB,
+        host_load_gib=loads / GIB,
+        host_training_gib=trains / GIB,
+        host_capacity_gib=host_share_gib(planned, card),
         checkpoint_gib=checkpoint_bytes(planned) / GIB,
         moved_gib=sum(layer.moved for _, layer in run.widest.layers) / GIB,
         notes=_notes(planned),
     )
 
 
+def host_share_gib(planned: PlannedModel, card: Card) -> float | None:
+    """Host memory that each rank may take: the ranks of a machine share it; None if it is not known."""
+    return None if card.host_memory_gib is None else card.host_memory_gib / planned.env.local_world_size
+
+
 def overhead_gib(peak_gib: float, world_size: int) -> float:
-    """Memory that a device holds besides the tensors of one rank."""
+    """Memory that a GPU holds besides the tensors of one rank."""
     return CONTEXT_GIB + (COLLECTIVES_GIB if world_size > 1 else 0.0) + ROUNDED_UP * peak_gib
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,6 +11,7 @@ from configs.run import RunConfig
 from planning.alternatives.less_memory import Plans
 from planning.machines.hardware import Hardware
 from planning.machines.planned_environment import own_hardware
+from planning.memory.host_memory import CPU_PROCESS_BYTES
 from planning.out_of_memory.failure_scene import FailedBatch
 from planning.planned_run import Plan, plan_of
 from policies.activations.checkpointing import Checkpointing
@@ -36,6 +38,16 @@ class PredictedRun:
     def phase_gib(self, phase: str) -> float:
         parts = self.plan.memory.phases.get(phase)
         return self.peak_gib if parts is None else parts.total
+
+
+def figures_on_cpu(host_gib: Mapping[str, float]) -> AllocatorFigures:
+    """The figures of a CPU whose memory ran out: the tensors that were there are all that it has room for.
+
+    Args:
+        host_gib: the process's resident memory when it ran out, as `resident`.
+    """
+    tensors = max(0, int(host_gib["resident"] * GIB) - CPU_PROCESS_BYTES)
+    return AllocatorFigures(capacity=tensors, allocated=tensors)
 
 
 def plans_for(

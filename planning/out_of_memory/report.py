@@ -7,6 +7,7 @@ import itertools
 import json
 import shlex
 import socket
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +22,7 @@ from configs.run import RunConfig
 from planning.alternatives.less_memory import EXPANDABLE_SEGMENTS, Change, cheapest, device_changes, host_changes
 from planning.out_of_memory.failure_scene import FailedLayer, batch_of, largest_module, layer_of, phase_of, stack_of
 from planning.out_of_memory.memory_account import NUM_LARGEST, MemoryAccount, Suggestion, suggestion_lines
-from planning.out_of_memory.predicted import plans_for
+from planning.out_of_memory.predicted import figures_on_cpu, plans_for
 from policies.activations.checkpointing import Checkpointing
 from ranks.environment import Environment, launch_command
 from reporting.memory_ledger import MemoryLedger, bytes_by_name
@@ -35,6 +36,8 @@ from utils.host_memory import read_host_memory
 from utils.memory_errors import AllocatorFigures, allocator_figures, what_ran_out
 from utils.small_files import read_json
 from utils.units import GIB
+
+RESERVE_BYTES = 2**26
 
 Where = Callable[[], tuple[int, str]]
 """Tells the step that the main thread is at, and its activity (`supervision.main_thread.Position`)."""
@@ -90,6 +93,8 @@ class OutOfMemoryReport:
             argv: the run's flags.
         """
         self.argv, self.config, self.env, self.where = list(argv), config, env, where
+        # Address space of a CPU for the account, given back when memory has run out. Nothing touches it meanwhile.
+        self._reserve = bytearray(RESERVE_BYTES) if env.device.type == "cpu" else None
         self.ledger: MemoryLedger | None = None
         self.folder: Path | None = None
         self.checkpointing: Checkpointing | None = None
@@ -112,11 +117,14 @@ class OutOfMemoryReport:
     ) -> None:
         whose = None if error is None or isinstance(error, RunError) else what_ran_out(error)
         if error is not None and whose is not None:
+            self._reserve = None
             try:
                 account = self._account(error, whose)
             except Exception as mistake:  # the error itself says more than a mistake of this account
                 error.add_note(f"no account of the memory could be made: {mistake!r}")
                 return
+            if self.env.device.type == "cpu":  # the frames hold activations, whose memory the suggestions' plans need
+                traceback.clear_frames(trace)
             # The page that the run's end wrote has no account yet, and only rank 0 wrote one.
             write_page = write_at_end if self.config.tracking_config.report else None
             raise OutOfMemory(account, lambda: self._suggestions(account), self.folder, write_page) from error
@@ -194,10 +202,11 @@ class OutOfMemoryReport:
         }
 
     def _suggestions(self, account: MemoryAccount) -> list[Suggestion]:
-        if account.whose == "host":
-            found = cheapest(host_changes(self.config), self.argv, account.phase, None)
+        is_cpu = self.env.device.type == "cpu"
+        of_host = host_changes(self.config, is_cpu=is_cpu)
+        if account.whose == "host" and not is_cpu:
+            found = cheapest(of_host, self.argv, account.phase, None)
         else:
-            is_cpu = self.env.device.type == "cpu"
             changes = device_changes(
                 self.config, account.phase, self.env.world_size, is_cpu=is_cpu, checkpointing=self.checkpointing
             )
@@ -205,6 +214,8 @@ class OutOfMemoryReport:
                 unused = (account.figures.unused or 0) / GIB
                 whole = Change("an allocator with growing segments", environment=EXPANDABLE_SEGMENTS, saves_gib=unused)
                 changes = itertools.chain([whole], changes)
+            if account.whose == "host":  # a CPU's own memory
+                changes = itertools.chain(changes, of_host)
             found = self._cheapest(changes, account)
         return [Suggestion(change, self._command(change)) for change in found]
 
@@ -213,7 +224,8 @@ class OutOfMemoryReport:
         changes = list(changes)
         try:
             of_run = (self.checkpointing, self.resumed_size)
-            plans = plans_for(self.config, self.env, account.figures, account.phase, account.batch, *of_run)
+            figures = account.figures if account.whose == "device" else figures_on_cpu(account.host_figures)
+            plans = plans_for(self.config, self.env, figures, account.phase, account.batch, *of_run)
             return cheapest(changes, self.argv, account.phase, plans)
         except Exception:  # a plan that cannot be made must not hide the account
             return cheapest(changes, self.argv, account.phase, None)

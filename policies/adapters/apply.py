@@ -32,6 +32,7 @@ from policies.adapters.kinds import (
 from policies.adapters.saved import attach_adapter, check_base_is_unchanged, read_adapter_config, set_adapter
 from policies.adapters.targets import left_out_notes, tied_notes
 from policies.wrapping import find_layers
+from utils.autocast import autocast
 from utils.errors import ConfigError, in_one_line
 from utils.small_files import read_json
 
@@ -137,8 +138,7 @@ def _compute_prompts_in_the_models_dtype(adapted: peft.PeftModel) -> peft.PeftMo
     """Let fp32 prompts meet a half-precision model: peft itself would multiply the two as they are, and fail."""
 
     def forward(self: Any, hidden_states: torch.Tensor, **kwargs: Any) -> Any:
-        dtype = hidden_states.dtype
-        with torch.autocast(hidden_states.device.type, dtype, enabled=dtype != torch.float32, cache_enabled=False):
+        with autocast(hidden_states.device, hidden_states.dtype):
             return type(self).forward(self, hidden_states=hidden_states, **kwargs)
 
     attentions: list[Any] = [m for m in adapted.modules() if isinstance(m, AdaptedAttention | AdaptedAttentionGPT)]

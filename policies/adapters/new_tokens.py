@@ -83,7 +83,8 @@ def _forward(layer: Any, inputs: torch.Tensor, *args: Any, **kwargs: Any) -> tor
     if layer.disable_adapters or layer.merged:
         return type(layer).forward(layer, inputs, *args, **kwargs)
     (adapter,) = layer.active_adapters
-    base, rows, ids = layer.base_layer, layer.trainable_tokens_delta[adapter], layer.token_ids
+    base, rows = layer.base_layer, layer.trainable_tokens_delta[adapter]
+    ids = layer.token_ids.to(inputs.device)  # a plan's inputs are on the meta device
     outputs = base(inputs, *args, **kwargs)
     if isinstance(base, nn.Embedding):
         is_token = inputs.unsqueeze(-1) == ids  # [batch, seq, tokens]

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import TypeGuard
 
 import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
+from torch.func import functional_call
+from torch.nn import functional
 from transformers import PreTrainedModel
 
 from configs.quantization import QuantizationConfig
@@ -148,8 +151,7 @@ def linears_of_layers(model: PreTrainedModel) -> tuple[list[tuple[str, nn.Linear
     linears = [
         (name, module)
         for name, module in model.named_modules()
-        # Exact class: families' own linear layers may compute more than a product.
-        if type(module) is nn.Linear and module is not head and id(module) in inside
+        if _is_linear(module) and module is not head and id(module) in inside
         if kept.isdisjoint(name.split("."))
     ]
     others = ["the output head", *sorted(kept)]
@@ -158,6 +160,28 @@ def linears_of_layers(model: PreTrainedModel) -> tuple[list[tuple[str, nn.Linear
         dtype = next(name for name, dtype in DTYPES.items() if dtype == experts[0].dtype)
         others.append(f"experts that are one tensor ({count / 1e6:,.1f} million weights in {dtype})")
     return linears, " and ".join(others)
+
+
+def _is_linear(module: nn.Module) -> TypeGuard[nn.Linear]:
+    """Whether a module computes what nn.Linear does: by its class, or by its numbers if a family wrote its own.
+
+    Falcon's is a product and a sum. Others choose experts with the product, or multiply groups of their input.
+    """
+    if type(module) is nn.Linear:
+        return True
+    if not isinstance(module, nn.Linear) or not type(module).__module__.startswith(("transformers.", "transformers_")):
+        return False
+    # Few numbers of its own: the module itself has no values yet.
+    drawn = torch.Generator().manual_seed(0)
+    names = dict.fromkeys(name for name, _ in module.named_parameters())
+    values = {name: torch.randn((5, 3) if name == "weight" else (5,), generator=drawn) for name in names}
+    inputs = torch.randn(2, 4, 3, generator=drawn)
+    try:
+        output = functional_call(module, values, inputs)
+    except Exception:  # whatever it computes with these shapes
+        return False
+    product = functional.linear(inputs, values["weight"], values.get("bias"))
+    return isinstance(output, torch.Tensor) and output.shape == product.shape and torch.allclose(output, product)
 
 
 def _experts(model: nn.Module) -> Iterator[nn.Parameter]:

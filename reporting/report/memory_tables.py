@@ -9,7 +9,7 @@ from reporting.report.run_files import RunFiles
 from reporting.report.settings import as_text
 
 PLANNED_PARTS = ("params", "grads", "optimizer", "activations")
-_OF_TENSORS = ("params_gib", "grads_gib", "optimizer_gib")
+_ON_CPUS = ("params_gib", "grads_gib", "optimizer_gib", "peak_allocated_gib")
 _MOST_CHARACTERS = 4000  # of a command
 
 
@@ -23,19 +23,19 @@ class PlanRow(NamedTuple):
 def plan_rows(run: RunFiles) -> list[PlanRow]:
     """Both lines; empty if there is no plan or nothing was measured.
 
-    On a CPU only parts that are counted tensor by tensor are compared; the rest includes the process's libraries.
+    On a CPU only parts that are counted tensor by tensor are compared, and the resident memory of the whole process.
     """
     if number(run.plan.get("peak_gib")) is None or not run.memory:
         return []
 
     def measured(name: str) -> float | int | None:
-        if not run.has_allocator and name not in _OF_TENSORS:
+        if not run.has_allocator and name not in _ON_CPUS:
             return None
         return max((event[name] for event in run.memory if event.get(name) is not None), default=None)
 
     names = [f"{part}_gib" for part in PLANNED_PARTS]
     return [
-        PlanRow("planned", [number(run.plan.get(name)) for name in (*names, "peak_gib")]),
+        PlanRow("planned", [*(number(run.plan.get(name)) for name in names), run.planned_peak_gib]),
         PlanRow("measured", [measured(name) for name in (*names, "peak_allocated_gib")]),
     ]
 

@@ -78,8 +78,11 @@ class RunFiles:
 
     @property
     def planned_peak_gib(self) -> float | int | None:
-        """The planned peak, if the measured one can be compared with it."""
-        return number(self.plan.get("peak_gib")) if self.has_allocator or not self.memory else None
+        """The planned peak; on a CPU of the process's resident memory, as it is measured there."""
+        peak, overhead = number(self.plan.get("peak_gib")), number(self.plan.get("overhead_gib"))
+        if self.has_allocator or not self.memory:
+            return peak
+        return None if peak is None or overhead is None else peak + overhead
 
     @property
     def status(self) -> str:

@@ -35,7 +35,7 @@ from finetuning import train_step
 from planning.memory.device_kernels import KernelsOfCard
 from planning.memory.memory_plan import Parts
 from planning.memory.meta_batch import meta_batch
-from planning.memory.meta_pass import DEFAULT_CAPABILITY
+from planning.memory.meta_pass import kernels_of
 from planning.planned_run import Plan
 from policies.attention.choice import BY_OFFSETS
 from policies.loss_scaling import LossScaler
@@ -81,8 +81,7 @@ def trace_step(plan: Plan) -> TracedStep:
         micro_batches = [_fake_batch(plan)] * num_micro_batches
         stack.enter_context(_Answers())
         if "selective" not in planned.empty.checkpointing.modes:  # which looks for torch's own attention, by its name
-            capability = card.compute_capability or DEFAULT_CAPABILITY
-            stack.enter_context(KernelsOfCard(capability, answer=rows.packed))
+            stack.enter_context(KernelsOfCard(kernels_of(card), answer=rows.packed))
         # A first step makes the optimizer's states. Tracked, its temporaries would count as states. Sharded parameters
         # learn the shapes of an operator's results from whole tensors, once: so a second update.
         step = partial(train_step, trainable, micro_batches, 1.0, CPU, planned.env.world_size)

@@ -69,11 +69,15 @@ def test_a_difference_above_a_tenth_says_where_it_lies(
     assert line.startswith(f"the plan is more than 10 % off; most of it lies in {name}: {part}, ")
 
 
-def test_on_a_cpu_what_is_counted_by_tensors_is_compared(tmp_path: Path) -> None:
-    (line,) = compared(tmp_path, 0.5, 0.0, has_allocator=False)
-    assert "params 4.000 / 4.000, grads 4.000 / 4.000, optimizer 8.000 / 8.000; the peak is not compared" in line
+def test_on_a_cpu_resident_memory_is_compared_with_all_that_was_planned_for_the_process(tmp_path: Path) -> None:
+    (line,) = compared(tmp_path, 20.0, 0.0, has_allocator=False)
+    assert line == (
+        "memory planned / measured, GiB: resident 19.00 / 20.00 (-5.0 %), planned in backward; "
+        "params 4.000 / 4.000, grads 4.000 / 4.000, optimizer 8.000 / 8.000"
+    )
     measured = json.loads((tmp_path / "plan.json").read_text())["measured"]
-    assert (measured["params_gib"], measured["peak_gib"], measured["other_gib"]) == (4.0, None, None)
+    assert (measured["params_gib"], measured["resident_gib"]) == (4.0, 20.0)
+    assert (measured["peak_gib"], measured["other_gib"]) == (None, None)
 
 
 def test_an_event_without_its_figures_is_read_past(tmp_path: Path) -> None:

@@ -34,6 +34,17 @@ from utils.errors import ConfigError
         ("L40S-48GB", 1, "L40S"),
         ("l4", 1, "L4"),
         ("8xAMD Instinct MI300X", 8, "MI300X"),
+        ("NVIDIA A10", 1, "A10"),
+        ("a10-24gb", 1, "A10"),
+        ("NVIDIA A30", 1, "A30"),
+        ("2xA40-48GB", 2, "A40"),
+        ("NVIDIA RTX A6000", 1, "RTX A6000"),
+        ("a6000", 1, "RTX A6000"),
+        ("NVIDIA GeForce RTX 5090", 1, "RTX 5090"),
+        ("5090", 1, "RTX 5090"),
+        ("NVIDIA RTX 6000 Ada Generation", 1, "RTX 6000 Ada"),
+        ("4xNVIDIA GB200", 4, "GB200"),
+        ("GB200-186GB", 1, "GB200"),
     ],
 )
 def test_a_card_is_found_by_what_people_and_drivers_call_it(text: str, number: int, card: str) -> None:
@@ -52,7 +63,7 @@ def test_a_card_is_found_by_what_people_and_drivers_call_it(text: str, number: i
         ("quantum", "no figures of 'quantum' are known; known are T4, V100-16GB"),
         ("0xT4", "'0xT4' is no NUMBERxCARD, like 4xV100-32GB"),
         ("4x", "no figures of '4x' are known"),
-        ("4xGPU", "describe another card, without its speed, by --device_memory_gib and NUMBERxGPU"),
+        ("4xGPU", "describe another card, without its speed, by its size, like 1x24GB, or by --device_memory_gib"),
         (None, "not given; name the cards, like 4xV100-32GB"),
     ],
 )
@@ -69,6 +80,18 @@ def test_a_card_can_be_described_by_its_memory_alone() -> None:
     assert (four.cards_per_node, four.card.memory_gib, four.card.bf16_tflops) == (4, 10.5, None)
     limited = parse_hardware("A100-80GB", device_memory_gib=74.5).card
     assert (limited.memory_gib, limited.bf16_tflops) == (74.5, 312)
+
+
+def test_a_card_of_some_size_has_no_more_than_the_least_card_with_that_label() -> None:
+    hardware = parse_hardware("2x24GB")
+    assert (hardware.cards_per_node, hardware.name) == (2, "2xGPU of 24 GB")
+    assert hardware.card.memory_gib == pytest.approx(
+        min(find_card(name).memory_gib for name in ("L4", "A10G")), abs=0.01
+    )
+    assert parse_hardware("1x12 GiB").card.memory_gib == 12
+    labels = {"T4": 16, "A30": 24, "RTX 5090": 32, "A40": 48, "A100-80GB": 80, "H200": 141, "B200": 192}
+    for name, label in labels.items():
+        assert parse_hardware(f"1x{label}GB").card.memory_gib <= find_card(name).memory_gib
 
 
 def test_hardware_says_what_it_is() -> None:

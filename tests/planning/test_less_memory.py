@@ -57,7 +57,7 @@ def test_flags_take_the_place_of_what_sets_the_same() -> None:
 def test_every_suggestion_is_a_command_that_is_not_refused(phase: str, given: list[str]) -> None:
     argv = [*MODEL, *given]
     config = parse_flags(argv)
-    for change in [*cheapest(device_changes(config, phase, 4), argv, phase, None), *host_changes(config)]:
+    for change in [*cheapest(device_changes(config, phase, 4), argv, phase, None), *host_changes(config, is_cpu=False)]:
         after = parse_flags(changed_flags(argv, change.flags))
         assert after.to_dict() != config.to_dict()
         before_rows, after_rows = (

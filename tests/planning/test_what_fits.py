@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import re
 from pathlib import Path
 
 import pytest
@@ -12,10 +12,12 @@ from benchmarks.runs.shapes import SHAPES
 from configs.changed_flags import changed_flags
 from configs.flags import parse_flags
 from planning.alternatives.find_runs import command_of, find_runs, find_table, sorted_runs
+from planning.alternatives.less_memory import needed_flags
 from planning.alternatives.what_fits import fits_table, predictor, what_fits
 from planning.machines.cards import Card
-from planning.machines.hardware import parse_hardware
+from planning.machines.hardware import Hardware, parse_hardware
 from planning.machines.planned_environment import planned_hardware
+from planning.plan_table import verdict_line
 from planning.planned_run import plan_of
 from ranks.environment import lone_process
 from reporting.tables import print_for_people
@@ -71,14 +73,15 @@ def test_what_is_proposed_fits_and_is_not_refused(
     flags = {keeps: [" ".join(c.flags) for c in changes if c.keeps_result == keeps] for keeps in (True, False)}
     assert any(marked in line for line in flags[False])
     assert any(unmarked in line for line in flags[True])
-    print_for_people(fits_table(changes, plan.memory.capacity_gib))
+    print_for_people(fits_table(changes, plan.memory))
     printed = capsys.readouterr().out
     assert printed.count("changes") == len(flags[False])
 
 
 def test_a_cpu_has_no_memory_beside_its_own_to_offload_to(model: str) -> None:
-    hardware = replace(parse_hardware("RTX-3090"), card=Card("CPU", 7.0, is_gpu=False))
     argv = ["--model_name", model, *GIVEN, "--batch_size_training", "1", "--enable_fsdp", "--mixed_precision", "False"]
+    roomy = plan_of(parse_flags(argv), Hardware(Card("CPU", 64.0, is_gpu=False))).memory
+    hardware = Hardware(Card("CPU", roomy.peak_gib + roomy.overhead_gib - 0.6, is_gpu=False))
     plain, offloaded = (plan_of(parse_flags([*argv, *more]), hardware) for more in ([], ["--fsdp_cpu_offload"]))
     assert offloaded.memory.peak_gib < plain.memory.peak_gib
     assert offloaded.memory.margin_gib < plain.memory.margin_gib + 0.5
@@ -86,6 +89,34 @@ def test_a_cpu_has_no_memory_beside_its_own_to_offload_to(model: str) -> None:
     found = what_fits(argv, plain, lambda config: plan_of(config, hardware))
     assert found
     assert not any("offload" in " ".join(change.flags) for change in found)
+
+
+def test_a_host_with_too_little_memory_is_told_and_what_would_fit_spares_it(
+    model: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Everything offloaded fits the cards; four ranks of it do not fit a small host."""
+    argv = ["--model_name", model, *GIVEN, "--batch_size_training", "1", "--enable_fsdp", "--fsdp_cpu_offload"]
+    argv += ["--dry_run_hardware", "4xV100-32GB"]
+    predict = predictor(parse_flags(argv), DataFacts(), lone_process())
+    roomy = predict(parse_flags(argv))
+    assert (roomy.memory.verdict, roomy.memory.host_capacity_gib) == ("fits", None)
+    argv += ["--host_memory_gib", str(4 * roomy.memory.host_gib - 2)]
+    plan = predict(parse_flags(argv))
+    assert (plan.memory.verdict, plan.memory.device_verdict) == ("does_not_fit", "fits")
+    assert re.match(r"does not fit: .* GiB of host memory per rank are 0.50 GiB more than the ", verdict_line(plan))
+    changes = what_fits(argv, plan, predict)
+    assert ("--fsdp_cpu_offload", "False") in [change.flags for change in changes]
+    for change in changes:
+        assert predict(parse_flags(changed_flags(argv, change.flags))).memory.verdict != "does_not_fit"
+    print_for_people(fits_table(changes, plan.memory))
+    assert "host GiB" in capsys.readouterr().out
+
+
+def test_no_flag_is_proposed_that_says_what_holds_anyway() -> None:
+    adapter = ("--use_peft", "True", "--quantization", "4bit", "--pure_bf16", "False")
+    assert needed_flags(["--model_name", "M"], adapter) == adapter[:4]
+    assert needed_flags(["--model_name", "M", "--pure_bf16"], adapter) == adapter
+    assert needed_flags(["--model_name", "M", "--use_peft"], adapter) == adapter[2:4]
 
 
 @pytest.mark.slow

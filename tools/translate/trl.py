@@ -128,12 +128,10 @@ def _loss(translation: Translation, key: str) -> None:
 
 
 def _padding_free(translation: Translation, key: str) -> None:
-    if not translation.switch(key) or translation.switch("packing"):
-        translation.needless(key, "packing says it; packed rows have no padding")
+    if translation.switch(key):
+        translation.set(key, "batching_strategy", "packing")
     else:
-        translation.missing(
-            key, "rows are as wide as the longest of their batch; --batching_strategy packing fills them"
-        )
+        translation.needless(key, "packing says it")
 
 
 def _strategy(translation: Translation, key: str) -> None:

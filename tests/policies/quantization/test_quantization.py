@@ -19,7 +19,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
-from transformers import MixtralConfig
+from transformers import FalconConfig, FalconForCausalLM, Llama4TextConfig, MixtralConfig
+from transformers.models.llama4.modeling_llama4 import Llama4Router
 
 from configs.flags import parse_flags
 from planning.machines.hardware import parse_hardware
@@ -194,6 +195,24 @@ def test_all_linear_layers_but_the_head_are_quantized() -> None:
     norm.get_output_embeddings = lambda: None
     with pytest.raises(ConfigError, match=r"--quantization: LayerNorm has no torch.nn.Linear"):
         quantize_linears(norm, Quantization(4, "nf4", False, FP32, torch.uint8))
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_familys_own_linear_layers_count_if_they_compute_a_product_alone(bias: bool) -> None:
+    """Falcon's layers do; Llama 4's router chooses experts with its product."""
+    with torch.device("meta"):
+        falcon = FalconForCausalLM(
+            FalconConfig(vocab_size=64, hidden_size=64, num_hidden_layers=2, num_attention_heads=4, bias=bias)
+        )
+        router = Llama4Router(Llama4TextConfig(hidden_size=64, num_local_experts=4))
+    note = quantize_linears(falcon, Quantization(4, "nf4", False, FP32, torch.uint8))
+    quantized = [name for name, module in falcon.named_modules() if isinstance(module, QuantizedLinear)]
+    names = ["self_attention.query_key_value", "self_attention.dense", "mlp.dense_h_to_4h", "mlp.dense_4h_to_h"]
+    assert quantized == [f"transformer.h.{layer}.{name}" for layer in range(2) for name in names]
+    assert note.endswith("all linear layers but the output head")
+    router.get_output_embeddings = lambda: None
+    with pytest.raises(ConfigError, match=r"--quantization: Llama4Router has no torch.nn.Linear"):
+        quantize_linears(router, Quantization(4, "nf4", False, FP32, torch.uint8))
 
 
 def test_experts_that_stay_in_16_bits_are_said_and_planned_so(tmp_path: Path) -> None:
