@@ -51,6 +51,7 @@ from supervision.stopping import StopRequests
 from supervision.watchdog import Watchdog
 from tasks.task import MicroBatch, count_globally
 from utils.errors import ConfigError, TrainingError
+from utils.log_clock import timed_log
 from utils.progress import phase, progress_bar
 from utils.quiet import quiet_libraries
 
@@ -90,9 +91,10 @@ def carry_out(argv: Sequence[str], env: Environment, watchdog: Watchdog, *, ends
             elif config.planning_config.load_only:
                 load_only(config, env, watchdog)
             else:
-                job = prepare(config, env, watchdog, lock)
-                oom_report.knows(job.reporter.ledger, job.folder, job.checkpointing, job.resumed_size)
-                run(job, watchdog, StopRequests(env, job.folder, ends_process))
+                with timed_log():
+                    job = prepare(config, env, watchdog, lock)
+                    oom_report.knows(job.reporter.ledger, job.folder, job.checkpointing, job.resumed_size)
+                    run(job, watchdog, StopRequests(env, job.folder, ends_process))
 
 
 def run(job: Job, watchdog: Watchdog, stopping: StopRequests) -> None:

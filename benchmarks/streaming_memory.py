@@ -139,7 +139,7 @@ def main() -> None:
                 time.sleep(0.05)
             print("", file=reader.stdin, flush=True)
     found = json.loads(line)
-    print(f"{options.gib:g} GiB, {num_rows:,} dialogues; {options.num_workers} reading process(es)")
+    print(f"{options.gib:g} GiB, {num_rows:,} dialogues; reading processes: {options.num_workers}")
     print(f"peak of private memory above the imports' {baseline / MIB:,.0f} MiB: {(peak - baseline) / MIB:,.0f} MiB")
     seconds = found.pop("seconds")
     print(", ".join(f"{count:,} {name}" for name, count in found.items()) + f" in {seconds:.0f} s; per second:")

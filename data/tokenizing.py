@@ -38,6 +38,7 @@ from utils.errors import ConfigError, in_one_line
 from utils.printing import print_line
 from utils.progress import phase, shows_progress
 from utils.template_date import asks_for_date, date_of
+from utils.wording import plural
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -95,7 +96,7 @@ def tokenize_split(
     counts = dict.fromkeys(COUNT_COLUMNS, datasets.Value("int32"))
     columns = dict.fromkeys(_LISTS[: 3 if by_template else 2], int32_lists) | counts
     columns |= {UNREAD_KEYS: datasets.List(datasets.Value("string"))} if by_template else {}
-    work = f"tokenizing {len(examples.data):,} examples of {examples.place}"
+    work = f"tokenizing {plural(len(examples.data), 'example')} of {examples.place}"
     parts = _parts(len(examples.data), by_template=by_template)
     with (
         _held_by_one_process(examples.place, cache_key) as cache_file,
@@ -275,7 +276,7 @@ def _is_sound(cache_file: Path, num_rows: int) -> bool:
     try:
         rows = datasets.Dataset.from_file(str(cache_file))
         rows.data.validate(full=True)  # offsets that lead outside would end the process
-        damage = "" if len(rows) == num_rows else f"{len(rows)} rows instead of {num_rows}"
+        damage = "" if len(rows) == num_rows else f"{plural(len(rows), 'row')} instead of {num_rows}"
     except Exception as error:  # whatever the bytes make Arrow stumble over
         damage = in_one_line(error)
     if damage:

@@ -14,13 +14,14 @@ from transformers.utils import GENERATION_CONFIG_NAME, cached_file
 
 from utils.compat import must_be_exact
 from utils.errors import in_one_line
+from utils.wording import plural
 
 
 class MissingTensorsError(Exception):
     """The files lack tensors of the model."""
 
     def __init__(self, names: list[str]) -> None:
-        super().__init__(f"{len(names)} tensors are missing, {names[0]} first")
+        super().__init__(f"missing: {plural(len(names), 'tensor')}, {names[0]} first")
         self.names = names
 
 

@@ -22,6 +22,7 @@ from tqdm import tqdm
 from ranks.accelerate_launch import not_followed
 from utils.device import DeviceFacts, facts_of
 from utils.errors import ConfigError
+from utils.log_clock import stamped
 from utils.printing import printable
 from utils.processes import machine, started_at
 from utils.urls import without_secrets
@@ -223,8 +224,9 @@ def launcher_notes(env: Environment) -> list[str]:
 
 
 def print_rank_zero(env: Environment, *lines: str) -> None:
-    """Print lines on rank 0 only, above its progress bar if there is one."""
+    """Print lines of the log on rank 0 only, above its progress bar if there is one."""
     if env.is_rank_zero:
         for line in lines:
-            tqdm.write(printable(line))
+            for part in stamped(line):
+                tqdm.write(printable(part))
         sys.stdout.flush()

@@ -7,21 +7,45 @@ import time
 from datetime import timedelta
 from typing import Any
 
+MOST_COLUMNS = 111  # 120 with the time in front of it
+NOTABLE_WAIT = 0.1  # share of a step
+
 
 def log_line(event: dict[str, Any], *, num_steps: int, peak_gib: float, seconds_left: float) -> str:
-    """One greppable line.
+    """One greppable line of at most `MOST_COLUMNS`.
 
     Args:
         event: the step's `train` event.
     """
-    tflops = event["model_tflops_per_device"]
-    speed = f"{tflops:.2f} TFLOP/s per device | " if math.isfinite(tflops) else ""  # not known for images
-    return (
-        f"step {event['step']}/{num_steps} | epoch {event['epoch']} | loss {event['loss']:.4f} | "
-        f"grad_norm {event['grad_norm']:.4f} | lr {event['lr']:.3e} | {event['tokens_per_second']:,.0f} tokens/s | "
-        f"{speed}peak {peak_gib:.2f} GiB | "
-        f"data wait {event['data_wait_seconds']:.3f} s | {clock(seconds_left)} left"
-    )
+    before = [
+        f"step {event['step']}/{num_steps}",
+        f"loss {event['loss']:.4f}",
+        f"grad {event['grad_norm']:.3f}",
+        f"lr {event['lr']:.2e}",
+        f"{_shortened(event['tokens_per_second'])} tok/s",
+    ]
+    after = [f"{_three_digits(peak_gib)} GiB", f"{clock(seconds_left)} left"]
+    tflops, waited = event["model_tflops_per_device"], event["data_wait_seconds"] / event["step_seconds"]
+    between = []
+    if waited >= NOTABLE_WAIT:
+        between = [f"wait {100 * waited:.0f} %"]  # for data; how fast the device computes says little then
+    elif math.isfinite(tflops):  # not known for images
+        between = [f"{_three_digits(tflops)} TFLOP/s"]
+    line = " | ".join([*before, *between, *after])
+    return line if len(line) <= MOST_COLUMNS else " | ".join([*before, *after])
+
+
+def _three_digits(value: float) -> str:
+    """ "0.48", "61.5", "312": of a number below one two digits, of a large one all before the point."""
+    return f"{value:.{2 if value < 10 else 1 if value < 100 else 0}f}"
+
+
+def _shortened(value: float) -> str:
+    """ "512", "12.3k", "1.23M"."""
+    for unit, name in ((1e6, "M"), (1e3, "k")):
+        if value >= unit:
+            return f"{_three_digits(value / unit)}{name}"
+    return f"{value:.0f}"
 
 
 class TimeLeft:
@@ -44,8 +68,11 @@ class TimeLeft:
 
 
 def clock(seconds: float) -> str:
-    """Hours, minutes and seconds: "1:02:03"."""
-    return str(timedelta(seconds=round(seconds))) if abs(seconds) < 1e10 else f"{seconds:.3g} s"
+    """Hours, minutes and seconds: "1:02:03"; with days before them: "4d 5:02:03"."""
+    if abs(seconds) >= 1e10:
+        return f"{seconds:.3g} s"
+    days, rest = divmod(round(seconds), 86400)
+    return (f"{days}d " if days else "") + str(timedelta(seconds=rest))
 
 
 def shown_perplexity(value: float, digits: int) -> str:

@@ -11,6 +11,7 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from datetime import datetime
 from io import BytesIO, RawIOBase
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO
@@ -26,7 +27,7 @@ _PIECE_BYTES = 2**16
 
 
 class MetricsFile:
-    """metrics.jsonl: one JSON object per line; non-finite numbers are null.
+    """metrics.jsonl: one JSON object per line, with its time; non-finite numbers are null.
 
     The trackers get the same events; `end` is the last and closes them. A full disk does not end the run: lines wait
     until they can be written, whole and in order. If too many wait, later ones are lost and counted.
@@ -50,7 +51,9 @@ class MetricsFile:
     def write(self, event: str, **values: Any) -> None:
         if self.path is None:
             return
-        line = json.dumps({"event": event} | {name: json_number(value) for name, value in values.items()}) + "\n"
+        figures = {name: json_number(value) for name, value in values.items()}
+        now = datetime.now().astimezone().isoformat(timespec="milliseconds")
+        line = json.dumps({"event": event} | figures | {"time": now}) + "\n"
         if self.screen is not None:
             self.screen.write(line)
         # `end` is kept in any case: without it the run would look killed.

@@ -252,7 +252,7 @@ class RunReporter:
             for entry in entries:
                 self.metrics.write("memory", step=step, rank=rank, **entry)
         if self.tracking.print_memory:
-            self.say(*self._memory_table.lines(step, by_rank))
+            self.say("\n".join(self._memory_table.lines(step, by_rank)))
 
     # Between steps
 
@@ -278,7 +278,9 @@ class RunReporter:
         line = f"eval | step {step} | epoch {epoch} | loss {loss:.4f} | perplexity "
         line += shown_perplexity(figures["perplexity"], 3)
         line += "".join(f" | {name} {value:.2f}" for name, value in of_answers.items())
-        self.say(*sample_lines(samples[:NUM_PRINTED]), line)
+        if samples:
+            self.say("\n".join(sample_lines(samples[:NUM_PRINTED])))
+        self.say(line)
 
     def epoch_ended(self, epoch: int, seconds: float, train_loss: float, eval_loss: float | None) -> None:
         """Write the `epoch` event and its line."""

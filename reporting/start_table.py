@@ -97,7 +97,7 @@ def _compute(train: TrainConfig, quantized: QuantizationConfig, resolved: dict[s
 def _optimizer(train: TrainConfig, fsdp: FsdpConfig, lr: float, warmup_steps: int) -> str:
     schedule = f"{train.scheduler} (gamma {train.gamma:g})" if train.scheduler == "step" else train.scheduler
     schedule += f" to at least {train.min_lr:g}" if train.min_lr else ""
-    warmup = f" after {warmup_steps} steps of warm-up" if warmup_steps else ""
+    warmup = f" after {plural(warmup_steps, 'step')} of warm-up" if warmup_steps else ""
     clips = f"clipping at {train.gradient_clipping_threshold:g}" if train.gradient_clipping else "no clipping"
     decays = "" if train.decay_norms_and_biases else " (not of norms and biases)"
     betas = (train.adam_beta1, train.adam_beta2)  # shown unless they are the defaults
@@ -149,7 +149,7 @@ def _steps(train: TrainConfig, start: dict[str, Any], resolved: dict[str, Any], 
 def _checkpoints(train: TrainConfig, resolved: dict[str, Any]) -> str:
     times = {
         "at each epoch's end": train.save_every_steps is None,
-        f"every {train.save_every_steps} steps": bool(train.save_every_steps),
+        f"every {plural(train.save_every_steps or 0, 'step')}": bool(train.save_every_steps),
         f"every {train.save_every_minutes:g} minutes": bool(train.save_every_minutes),
         "at the best evaluation": train.keep_best,
     }

@@ -213,28 +213,28 @@ def batch_layout(train: TrainConfig, env: Environment, resumed_size: int | None)
         if layout.global_batch_size > MAX_GLOBAL_BATCH:
             raise ConfigError(
                 f"--batch_size_training: times --gradient_accumulation_steps and ranks that is "
-                f"{layout.global_batch_size:,} rows per optimizer step; give at most {MAX_GLOBAL_BATCH:,}"
+                f"{plural(layout.global_batch_size, 'row')} per optimizer step; give at most {MAX_GLOBAL_BATCH:,}"
             )
         return layout, []
     size = train.global_batch_size or resumed_size
     if resumed_size is not None and size != resumed_size:
         raise ConfigError(
-            f"--global_batch_size: the checkpoint was trained with {resumed_size} rows per optimizer step, and its "
-            f"place in the data is counted in these; give {resumed_size}, or leave it out"
+            f"--global_batch_size: the checkpoint was trained with {plural(resumed_size, 'row')} per optimizer step, "
+            f"and its place in the data is counted in these; give {resumed_size}, or leave it out"
         )
     assert size is not None
     accumulation, rest = divmod(size, train.batch_size_training * env.world_size)
     if rest or not accumulation:
         flag = "--global_batch_size: " if resumed_size is None else "--resume: the checkpoint's global batch of "
         raise ConfigError(
-            f"{flag}{size} rows is no multiple of {train.batch_size_training} (batch_size_training) x "
-            f"{env.world_size} ranks; give another --batch_size_training"
+            f"{flag}{plural(size, 'row')} is no multiple of {train.batch_size_training} (batch_size_training) x "
+            f"{plural(env.world_size, 'rank')}; give another --batch_size_training"
         )
     notes = []
     if train.global_batch_size is None and accumulation != train.gradient_accumulation_steps:
         notes = [
             f"gradient_accumulation_steps: {accumulation} instead of {train.gradient_accumulation_steps}: a resumed "
-            f"run keeps its global batch of {size} rows"
+            f"run keeps its global batch of {plural(size, 'row')}"
         ]
     return BatchLayout(train.batch_size_training, accumulation, env.world_size), notes
 

@@ -20,6 +20,7 @@ from utils.errors import ConfigError
 from utils.host_memory import host_bytes
 from utils.layer_configs import layer_configs
 from utils.units import readable
+from utils.wording import plural
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -91,11 +92,11 @@ def check_batch_sizes(
         mean_length = float(rows.lengths.mean()) if rows is not None else float(sequences.lengths.mean())
         num_rows = min(batch_size, len(rows)) if rows is not None else batch_size
         num_tokens = int(num_rows * mean_length)
-        what = f"a micro-batch of {num_rows:,} rows ({num_tokens:,} tokens)"
+        what = f"a micro-batch of {plural(num_rows, 'row')} ({plural(num_tokens, 'token')})"
         _refuse_above(memory_bytes, num_tokens * 4 * _hidden_size(model_config), flag, what)
         share = int(np.count_nonzero(sequences.labels != IGNORE_INDEX)) / len(sequences.input_ids)
         num_labels = min(train.loss_chunk_size or num_tokens, int(num_tokens * share))
-        what = f"the logits of {num_labels:,} tokens at a time"
+        what = f"the logits of {plural(num_labels, 'token')} at a time"
         _refuse_above(memory_bytes, num_labels * 4 * vocab_size, "--loss_chunk_size", what)
 
 

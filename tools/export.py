@@ -40,6 +40,7 @@ from utils.compat import return_freed_tensors
 from utils.printing import print_line
 from utils.units import readable
 from utils.urls import refuse_url
+from utils.wording import plural
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
@@ -68,7 +69,7 @@ def export(path: Path, to: Path, *, merge: bool, dtype: torch.dtype | None, veri
         )
 
     write_export(plan, to, _bar, check if verify else None)
-    size = f"{len(plan.entries)} tensors, {readable(plan.num_bytes)}, {_short(plan.dtype)}"
+    size = f"{plural(len(plan.entries), 'tensor')}, {readable(plan.num_bytes)}, {_short(plan.dtype)}"
     print_line(f"exported: {to} ({size}; every tensor read back)")
 
 

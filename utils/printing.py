@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 
+from utils.log_clock import stamped
 from utils.urls import without_secrets
 
 # Control characters except line feed and tab; line separators; marks that change the direction of text; surrogates.
@@ -18,5 +19,6 @@ def printable(text: str) -> str:
 
 
 def print_line(text: str, *, to_stderr: bool = False) -> None:
-    """Print a line at once."""
-    print(printable(text), file=sys.stderr if to_stderr else sys.stdout, flush=True)
+    """Print a line at once. Those to standard output are lines of the log (`utils.log_clock`)."""
+    for line in [text] if to_stderr else stamped(text):
+        print(printable(line), file=sys.stderr if to_stderr else sys.stdout, flush=True)

@@ -22,6 +22,7 @@ from utils.compat import attention_of_capped_scores
 from utils.errors import ConfigError
 from utils.hub import check_on_hub, explain
 from utils.processor_type import Processor
+from utils.wording import plural
 
 
 def read_model_config(settings: str) -> PretrainedConfig:
@@ -200,7 +201,7 @@ def load_pretrained(name: str, auto_model: Any, dtype: torch.dtype | str) -> Pre
         return read_whole(auto_model, name, dtype, attention=attention)[0]
     except MissingTensorsError as error:
         raise ConfigError(
-            f"the model {name} lacks {error.names[0]} ({len(error.names)} tensors); name another by --base"
+            f"the model {name} lacks {error.names[0]} ({plural(len(error.names), 'tensor')}); name another by --base"
         ) from error
     except Exception as error:
         raise ConfigError(f"the model {name} cannot be loaded ({explain(error)}); name another by --base") from error

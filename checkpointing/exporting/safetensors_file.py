@@ -15,6 +15,7 @@ from safetensors import safe_open
 from checkpointing.safetensors_format import bytes_of, header, ordered, write_all
 from policies.weights.stored import Entry, read_entries
 from utils.errors import ConfigError, TrainingError
+from utils.wording import plural
 
 MAX_FILE_SIZE = "5GB"
 _BLOCK_BYTES = 64 << 20  # read back at a time
@@ -87,7 +88,7 @@ def check_model_files(
         except ConfigError as error:
             raise TrainingError(f"what was written cannot be read back: {error}") from error
     if missing := sorted(set(entries) - found):
-        raise TrainingError(f"{missing[0]} was not written ({len(missing)} tensors are missing)")
+        raise TrainingError(f"{missing[0]} was not written (missing: {plural(len(missing), 'tensor')})")
 
 
 def _blocks(path: Path, name: str, entry: Entry) -> Iterator[torch.Tensor]:

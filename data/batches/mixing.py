@@ -16,6 +16,7 @@ import numpy as np
 from data.batches.draws import Draws
 from data.sequences.tokenized import Sequences
 from utils.errors import ConfigError
+from utils.wording import plural
 
 T = TypeVar("T")
 
@@ -54,7 +55,7 @@ class MixPart:
     num_passes: float  # over the dataset
 
     def __str__(self) -> str:
-        return f"{self.dataset} {self.share:.3g}: {self.num_samples:,} samples, {self.num_passes:.1f} passes"
+        return f"{self.dataset} {self.share:.3g}: {plural(self.num_samples, 'sample')}, {self.num_passes:.1f} passes"
 
 
 def normalized(weights: Sequence[float]) -> list[float]:

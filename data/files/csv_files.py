@@ -21,6 +21,7 @@ from data.files.byte_chunks import UTF8_MARK, ByteChunks
 from data.files.csv_grammar import CsvGrammar, Quoting, count_lines
 from data.files.json_files import RowText, where_not_utf8
 from data.files.row_chunks import ItemChunk, Place, RowChunk, RowReader
+from utils.wording import plural
 
 _HEAD_BYTES, _MOST_BYTES = 2**16, 2**24  # of a file, which are enough for most headers; and of a row
 
@@ -64,7 +65,7 @@ class CsvReader(RowReader):
             if unclosed == data:
                 num_lines = len(data.splitlines())
                 problem = f"{self.file}, line {num_before + 1}: a quote is not closed"
-                problem += f", so the {num_lines - 1:,} lines after it are not read" if num_lines > 1 else ""
+                problem += f", so {plural(num_lines - 1, 'line')} after it cannot be read" if num_lines > 1 else ""
                 return ItemChunk([problem], (following, num_before + num_lines))
             data = data.removesuffix(unclosed)
             following -= len(unclosed)

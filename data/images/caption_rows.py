@@ -24,6 +24,7 @@ from data.tokens.spans import BadExample
 from utils.errors import ConfigError
 from utils.printing import print_line
 from utils.progress import phase, shows_progress
+from utils.wording import plural
 
 _THREADS = 16  # that wait for files, most of the time
 _CHECKED_AT_A_TIME = 4096
@@ -107,7 +108,10 @@ class Pictures:
             leave_out(index, BadExample(reason))
         rows_of_size: dict[Size, list[int]] = {}
         places = iter(range(len(self)))
-        with phase(f"checking {len(self):,} images of {self.examples.place}"), ThreadPoolExecutor(_THREADS) as pool:
+        with (
+            phase(f"checking {plural(len(self), 'image')} of {self.examples.place}"),
+            ThreadPoolExecutor(_THREADS) as pool,
+        ):
             while some := list(islice(places, _CHECKED_AT_A_TIME)):
                 for index, size in zip(some, pool.map(self._size, some), strict=True):
                     if isinstance(size, BadExample):
@@ -120,7 +124,7 @@ class Pictures:
             name = name_of(self._source(index))
             leave_out(index, BadExample(f"the processor refuses image {name}, {width} x {height} pixels ({reason})"))
         if (num_left_out := int(is_unusable.sum())) > 1 and shows_progress():
-            print_line(f"left out: {num_left_out:,} rows in all whose images cannot be used")
+            print_line(f"left out: {plural(num_left_out, 'row')} in all whose images cannot be used")
         return is_unusable
 
     def _refused_prompts(self, refusal_of_prompt: Callable[[str], str | None]) -> dict[int, str]:

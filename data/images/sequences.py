@@ -15,6 +15,7 @@ from data.sequences.flattening import flatten
 from data.sequences.tokenized import Sequences, special_as_text
 from data.tokens.labels import IGNORE_INDEX
 from utils.errors import ConfigError
+from utils.wording import plural
 
 
 class CaptionedImage(NamedTuple):
@@ -43,16 +44,16 @@ class ImageSequences(Sequences):
         lines = []
         if self.num_truncated:
             lines.append(
-                f"{split}: {self.num_truncated} captions were longer than max_text_length {self.max_text_length} and "
-                f"were cut, by {self.num_tokens_cut:,} tokens in all"
+                f"{split}: {plural(self.num_truncated, 'caption')} cut: longer than max_text_length "
+                f"{self.max_text_length}, by {plural(self.num_tokens_cut, 'token')} in all"
             )
         if self.num_without_label:
             lines.append(
-                f"{split}: {self.num_without_label} samples left out: their captions are empty (--learn_empty_answers "
-                "learns them)"
+                f"{split}: {plural(self.num_without_label, 'sample')} left out: their captions are empty "
+                "(--learn_empty_answers learns them)"
             )
         if self.num_empty:
-            lines.append(f"{split}: {self.num_empty} samples left out by --skip_bad_rows")
+            lines.append(f"{split}: {plural(self.num_empty, 'sample')} left out by --skip_bad_rows")
         if self.num_special_as_text:
             lines.append(special_as_text(split, self.num_special_as_text))
         return lines

@@ -12,6 +12,7 @@ import numpy as np
 from data.tokens.labels import IGNORE_INDEX
 from data.tokens.spans import MaskWay
 from utils.errors import ConfigError
+from utils.wording import plural
 
 
 class TokenSequence(NamedTuple):
@@ -112,45 +113,50 @@ class Sequences:
         ]
         if found := [f"{number:,} {way}" for number, way in ways if number]:
             lines.append(f"{split}: conversations whose assistant's turns were found: {'; '.join(found)}")
-        limit, what = self.length_flags[0], "sources" if self.has_targets else "samples"
+        limit, what = self.length_flags[0], "source" if self.has_targets else "sample"
         if self.num_truncated:
             lines.append(
-                f"{split}: {self.num_truncated} {what} were longer than {limit} and were cut (--truncation), "
-                f"by {self.num_tokens_cut:,} tokens in all"
+                f"{split}: {plural(self.num_truncated, what)} cut: longer than {limit} (--truncation), "
+                f"by {plural(self.num_tokens_cut, 'token')} in all"
             )
         if self.num_targets_cut:
             lines.append(
-                f"{split}: {self.num_targets_cut} targets were longer than {self.length_flags[-1]} and were cut "
-                f"(--truncation), by {self.num_target_tokens_cut:,} tokens in all"
+                f"{split}: {plural(self.num_targets_cut, 'target')} cut: longer than {self.length_flags[-1]} "
+                f"(--truncation), by {plural(self.num_target_tokens_cut, 'token')} in all"
             )
         if self.num_split:
             lines.append(
-                f"{split}: {self.num_split} samples were longer than {limit} and were split into "
-                f"{self.num_parts} (--truncation split)"
+                f"{split}: {plural(self.num_split, 'sample')} split into {self.num_parts}: longer than {limit} "
+                "(--truncation split)"
             )
         if self.num_parts_without_label:
-            lines.append(f"{split}: {self.num_parts_without_label} parts of split samples left out: no label token")
+            lines.append(
+                f"{split}: {plural(self.num_parts_without_label, 'part')} of split samples left out: no label token"
+            )
         if self.num_too_long:
             limits = " or ".join(self.length_flags)
-            lines.append(f"{split}: {self.num_too_long} samples left out: longer than {limits} (--truncation drop)")
+            lines.append(
+                f"{split}: {plural(self.num_too_long, 'sample')} left out: longer than {limits} (--truncation drop)"
+            )
         if self.num_without_label:
             within = "" if self.has_targets else f" (within {limit})"
-            lines.append(f"{split}: {self.num_without_label} samples left out: no label token{within}")
+            lines.append(f"{split}: {plural(self.num_without_label, 'sample')} left out: no label token{within}")
         if self.num_empty:
             lines.append(
-                f"{split}: {self.num_empty} samples left out: no tokens (empty, or left out by --skip_bad_rows)"
+                f"{split}: {plural(self.num_empty, 'sample')} left out: no tokens (empty, or left out by "
+                "--skip_bad_rows)"
             )
         if self.num_empty_answers:
-            lines.append(
-                f"{split}: {self.num_empty_answers} empty answers are not learned (--learn_empty_answers learns them)"
-            )
+            answers = plural(self.num_empty_answers, "empty answer")
+            lines.append(f"{split}: {answers} not learned (--learn_empty_answers learns them)")
         if self.num_special_as_text:
             lines.append(special_as_text(split, self.num_special_as_text))
         if self.num_answers_joined:
             lines.append(
-                f"{split}: {self.num_answers_joined:,} examples have an answer whose first token begins in the "
-                "prompt, as white space at a prompt's end does: a server that is given the prompt alone reads other "
-                "tokens there; move such white space to the answer's beginning"
+                f"{split}: the first token of the answer begins in the prompt in "
+                f"{plural(self.num_answers_joined, 'example')}, as white space at a prompt's end does: a server "
+                "that is given the prompt alone reads other tokens there; move such white space to the answer's "
+                "beginning"
             )
         num_labels = int((self.labels != IGNORE_INDEX).sum())
         if 2 * self.num_misplaced_labels > num_labels:
@@ -164,7 +170,7 @@ class Sequences:
 def special_as_text(split: str, number: int) -> str:
     """The line on examples that spell special tokens."""
     return (
-        f"{split}: {number:,} examples spell special tokens of the tokenizer, which stay text "
+        f"{split}: special tokens of the tokenizer in {plural(number, 'example')} stay text "
         "(--split_special_tokens False makes them tokens)"
     )
 

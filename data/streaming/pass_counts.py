@@ -12,6 +12,7 @@ import numpy as np
 from data.batches.mixing import source_of
 from data.sequences.tokenized import Sequences, TokenSequence
 from data.tokens.labels import IGNORE_INDEX
+from utils.wording import plural
 
 _NUMBERS = ("num_rows", "num_tokens", "num_label_tokens")
 
@@ -51,13 +52,13 @@ class PassCounts:
     def describe(self, row_length: int | None) -> str:
         """Samples, by dataset if there are several; tokens; rows and how full they are; what was cut or left out."""
         total = sum(self.num_samples.values())
-        parts = [f"{total:,} samples"]
+        parts = [f"{plural(total, 'sample')}"]
         if len(self.datasets) > 1:
             shares = [f"{name} {self.num_samples[i]:,}" for i, name in enumerate(self.datasets)]
             parts[0] += f" ({', '.join(shares)})"
         parts.append(f"{self.num_tokens:,} tokens, {self.num_label_tokens:,} of them label tokens")
         fill = f", {100 * self.num_tokens / (self.num_rows * row_length):.1f} % full" if row_length else ""
-        parts.append(f"{self.num_rows:,} rows{fill}")
+        parts.append(f"{plural(self.num_rows, 'row')}{fill}")
         # Of what was read: some of it waits to be given.
         checks = [f"{name.removeprefix('num_').replace('_', ' ')} {n:,}" for name, n in self.checks.items() if n]
         return "; ".join([*parts, *(["of the samples read: " + ", ".join(checks)] if checks else [])])

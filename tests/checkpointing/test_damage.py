@@ -15,7 +15,7 @@ from ranks.environment import lone_process
 from run_folder.checkpoint_folder import checkpoints, damage
 from run_folder.run_folder import RunFolder
 from tests.helpers.pairwise import keep_fast
-from tests.helpers.processes import ProcessGroup
+from tests.helpers.processes import ProcessGroup, log_lines
 from tests.helpers.refusals import error_lines
 from tests.helpers.resuming import assert_bit_equal, flags_of
 
@@ -58,7 +58,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_gone_on_from(
     spoil(newest / name)
     given = flags_of(tiny_model, run, "--enable_fsdp", "--run_validation", "False", "--resume", "auto")
     outcome = process_group.train(given, 2)[0]
-    (line,) = [line for line in outcome.stdout.splitlines() if line.startswith(f"checkpoint: {newest} is damaged: ")]
+    (line,) = [line for line in log_lines(outcome.stdout) if line.startswith(f"checkpoint: {newest} is damaged: ")]
     assert name in line
     assert f"resume: from {run}/checkpoints/step-00000006, after step 6" in outcome.stdout
     assert_bit_equal(run, whole)

@@ -12,7 +12,7 @@ import pytest
 from run_folder.checkpoint_folder import checkpoints
 from run_folder.lock import RunLock
 from tests.helpers import random_documents
-from tests.helpers.processes import ProcessGroup
+from tests.helpers.processes import ProcessGroup, log_lines
 from tests.helpers.refusals import error_lines
 from tests.helpers.resuming import PLAIN, flags_of
 
@@ -72,7 +72,7 @@ def test_another_checkpoint_of_the_run_is_taken_if_it_is_still_there(
     with RunLock() as lock:
         lock.take("--output_dir", run)
         (outcome,) = process_group.train(flags, 1)
-    said = [line for line in outcome.stdout.splitlines() if line.startswith("checkpoint: ")]
+    said = [line for line in log_lines(outcome.stdout) if line.startswith("checkpoint: ")]
     assert len(said) == 1
     assert said[0].startswith(f"checkpoint: {newest} is not there any more; a run on ")
     assert f"resume: from {older}, after step 6" in outcome.stdout

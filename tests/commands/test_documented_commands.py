@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from run_folder.checkpoint_folder import shard_file
 from tests.helpers.contract import FP16_KEYS, KEYS, PHASES
-from tests.helpers.processes import ROOT, read_metrics, run_command, run_forked
+from tests.helpers.processes import ROOT, log_lines, read_metrics, run_command, run_forked
 
 SAMPLES = ROOT / "datasets/samples/dialogue_summary"
 NUM_TRAIN, NUM_EVAL = 40, 8
@@ -66,7 +66,7 @@ def assert_run_folder_keeps_its_contract(folder: Path, *, world_size: int, num_s
     for name, keys in KEYS.items():
         for event in of[name]:
             of_fp16 = FP16_KEYS.get(name, "").split() if is_fp16 else []
-            assert set(event) == {"event", *keys.split(), *of_fp16}, name
+            assert set(event) == {"event", "time", *keys.split(), *of_fp16}, name
     assert [events[0]["event"], events[-1]["event"]] == ["start", "end"]
     (start,), (end,) = of["start"], of["end"]
 
@@ -313,8 +313,8 @@ def test_the_first_minute_of_the_readme_runs_as_written(tiny_model: Path, tmp_pa
     }
     (shown,) = re.findall(r"```text\n(.*?)```", readme, flags=re.DOTALL)
     # The README's lines are of such a run: they start as this run's do, whatever their figures are.
-    starts = {_start(line) for line in done.stdout.splitlines()}
-    assert not {_start(line) for line in shown.splitlines() if line.strip() not in ("", "...")} - starts
+    starts = {_start(line) for line in log_lines(done.stdout)}
+    assert not {_start(line) for line in log_lines(shown) if line.strip() not in ("", "...")} - starts
     question, *_ = re.findall(r"^python -m tools.generate (.*)$", readme, flags=re.MULTILINE)
     answered = run_forked(["-m", "tools.generate", *shlex.split(question), "--max_new_tokens", "4"], cwd=tmp_path)
     assert answered.returncode == 0, answered.stderr

@@ -15,7 +15,7 @@ from tests.helpers.checkpoints import forget_marks
 from tests.helpers.made import Made
 from tests.helpers.overflowing import make_overflowing_model, write_dataset_function
 from tests.helpers.pairwise import select_values, slow_but
-from tests.helpers.processes import Outcome, ProcessGroup, read_metrics, train_events
+from tests.helpers.processes import Outcome, ProcessGroup, log_lines, read_metrics, train_events
 from tests.helpers.resuming import NUM_STEPS, SHARDED, as_if_killed_after, assert_bit_equal, flags_of, results
 from utils.wording import plural
 
@@ -296,7 +296,7 @@ def test_the_end_tells_the_last_step_even_if_earlier_metrics_were_lost(
     SPOILED[how](run / "metrics.jsonl")
     given = [*VALIDATION["plain"], "--resume", "auto", "--save_metrics"]
     (outcome,) = process_group.train(flags_of(tiny_model, run, *given), 1)
-    said = [line for line in outcome.stdout.splitlines() if "metrics.jsonl" in line]
+    said = [line for line in log_lines(outcome.stdout) if "metrics.jsonl" in line]
     line = f"resume: left out {plural(LEFT_OUT[how], 'line')} of {run}/metrics.jsonl without an event of a run"
     assert said == [line] * (LEFT_OUT[how] > 0)
     end = read_metrics(run)[-1]

@@ -1,4 +1,4 @@
-"""What metrics.jsonl promises: the keys of every event, and the phases of a memory event."""
+"""What metrics.jsonl promises: the keys of every event besides `event` and `time`, and the phases of a memory event."""
 
 KEYS = {
     "start": "world_size num_parameters num_trainable_parameters num_train_samples num_eval_samples num_train_rows "

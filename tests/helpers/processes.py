@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import random
+import re
 import signal
 import socket
 import subprocess
@@ -40,6 +41,11 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
 
 def train_events(folder: Path) -> list[dict[str, Any]]:
     return [event for event in read_metrics(folder) if event["event"] == "train"]
+
+
+def log_lines(text: str) -> list[str]:
+    """What a run printed, line by line, without the time of day in front of the lines of its log."""
+    return [re.sub(r"^\d\d:\d\d:\d\d ", "", line) for line in text.splitlines()]
 
 
 @dataclass

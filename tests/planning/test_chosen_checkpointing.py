@@ -16,7 +16,7 @@ from planning.planned_run import Plan, plan_of
 from policies.activations.checkpointing import MODES, Checkpointing
 from tests.helpers.generated import flags, write_rows
 from tests.helpers.pairwise import slow_but
-from tests.helpers.processes import ProcessGroup, read_metrics, run_command
+from tests.helpers.processes import ProcessGroup, log_lines, read_metrics, run_command
 from tests.helpers.small_card import on_small_card
 from tools.make_tiny_model import make_tiny_model
 
@@ -94,7 +94,7 @@ def test_a_dry_run_says_what_it_would_choose(one_billion: Path, tmp_path: Path) 
     words += ["--dry_run_hardware", "1xGPU", "--device_memory_gib", "4.6"]
     done = run_command("--model_name", str(one_billion), *words, "--dry_run_json", str(tmp_path / "plan.json"))
     assert done.returncode == 0, done.stderr
-    (line,) = (line for line in done.stdout.splitlines() if line.startswith("activation_checkpointing: auto is "))
+    (line,) = (line for line in log_lines(done.stdout) if line.startswith("activation_checkpointing: auto is "))
     plan = json.loads((tmp_path / "plan.json").read_text())
     assert plan["activation_checkpointing"] in line
     assert "in the others" in line

@@ -215,7 +215,7 @@ def test_the_sample_can_be_left_out_and_the_figures_stay(
     assert start(tiny_model, tmp_path, "--show_sample", "False", "--truncation", "drop") == 0
     printed = capsys.readouterr().out
     assert "Why?" not in printed
-    assert "train: 1 samples left out: longer than context_length (--truncation drop)" in printed
+    assert "train: 1 sample left out: longer than context_length (--truncation drop)" in printed
     run_yaml = (tmp_path / "run/run.yaml").read_text()
     assert "Why?" not in run_yaml
     data = yaml.safe_load(run_yaml)["data"]

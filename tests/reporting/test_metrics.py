@@ -7,8 +7,10 @@ import io
 import json
 import math
 import os
+import re
 import subprocess
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -78,24 +80,34 @@ def padded(tiny_model: Path, process_group: ProcessGroup, tmp_path_factory: pyte
 def test_every_event_has_the_keys_that_were_promised_and_no_others(packed: Run) -> None:
     assert {event["event"] for event in packed.events} == set(KEYS)
     for event in packed.events:
-        assert sorted(event) == sorted(["event", *KEYS[event["event"]].split()])
+        assert sorted(event) == sorted(["event", "time", *KEYS[event["event"]].split()])
 
 
 def test_figures_are_numbers_and_never_strings(packed: Run) -> None:
     for event in packed.events:
         for key, value in event.items():
-            if key in ("event", "phase", "status"):
+            if key in ("event", "phase", "status", "time"):
                 assert isinstance(value, str)
             else:
                 assert value is None or type(value) in (int, float), f"{event['event']}.{key}: {value!r}"
+
+
+def test_every_event_says_when_it_was_written(packed: Run) -> None:
+    times = [datetime.fromisoformat(event["time"]) for event in packed.events]
+    assert times == sorted(times)
+    assert all(time.utcoffset() is not None for time in times)
+    steps = [event for event in packed.events if event["event"] == "train"]
+    apart = (datetime.fromisoformat(steps[-1]["time"]) - datetime.fromisoformat(steps[0]["time"])).total_seconds()
+    assert apart >= sum(event["step_seconds"] for event in steps[1:]) - 0.1
 
 
 def test_counts_at_the_start(packed: Run, padded: Run, tiny_model: Path) -> None:
     num_parameters = sum(p.numel() for p in AutoModelForCausalLM.from_pretrained(tiny_model).parameters())
     wanted = {"event": "start", "world_size": 2, "num_train_samples": 9, "steps_per_epoch": 2, "num_steps": 4}
     wanted |= {"num_parameters": num_parameters, "num_trainable_parameters": num_parameters}
-    assert packed.events[0] == wanted | {"num_eval_samples": 4, "num_train_rows": 3}
-    assert padded.events[0] == wanted | {"num_eval_samples": 0, "num_train_rows": 9}
+    starts = [{key: value for key, value in run.events[0].items() if key != "time"} for run in (packed, padded)]
+    assert starts[0] == wanted | {"num_eval_samples": 4, "num_train_rows": 3}
+    assert starts[1] == wanted | {"num_eval_samples": 0, "num_train_rows": 9}
 
 
 def test_one_line_per_optimizer_step_counted_from_1(packed: Run, padded: Run) -> None:
@@ -182,10 +194,9 @@ def test_what_is_not_finite_is_written_as_null(value: float, tmp_path: Path) -> 
     metrics = MetricsFile(tmp_path / "metrics.jsonl")
     metrics.write("eval", step=1, loss=value, perplexity=2.5)
     metrics.write("eval", step=2, loss=1.0, perplexity=math.e)
-    assert metrics.read() == [
-        {"event": "eval", "step": 1, "loss": None, "perplexity": 2.5},
-        {"event": "eval", "step": 2, "loss": 1.0, "perplexity": math.e},
-    ]
+    first, second = ({key: event[key] for key in ("loss", "perplexity")} for event in metrics.read())
+    assert first == {"loss": None, "perplexity": 2.5}
+    assert second == {"loss": 1.0, "perplexity": math.e}
 
 
 def test_a_rank_without_a_file_writes_and_reads_nothing() -> None:
@@ -260,17 +271,17 @@ def test_lines_that_the_disk_refuses_at_the_files_end_are_not_written_twice(
 
 
 def test_lines_wait_in_bounded_memory_and_the_end_always_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("reporting.metrics_file.MOST_WAITING_BYTES", 100)
+    monkeypatch.setattr("reporting.metrics_file.MOST_WAITING_BYTES", 300)
     folder = tmp_path / "run"
     metrics = MetricsFile(folder / "metrics.jsonl", Trackers(lambda line: None))
     for step in range(10, 20):
-        metrics.write("train", step=step)  # 31 bytes each
-    assert (metrics.num_lost, metrics.num_missing()) == (7, 10)
+        metrics.write("train", step=step)  # 72 bytes each
+    assert (metrics.num_lost, metrics.num_missing()) == (6, 10)
     metrics.write("end", step=20)
     folder.mkdir()
     metrics.write_waiting()
-    assert written(folder / "metrics.jsonl") == [10, 11, 12, 20]
-    assert metrics.num_missing() == metrics.num_lost == 7
+    assert written(folder / "metrics.jsonl") == [10, 11, 12, 13, 20]
+    assert metrics.num_missing() == metrics.num_lost == 6
 
 
 @pytest.mark.parametrize("torn", ['{"event": "tr', "x" * 10_000])
@@ -279,7 +290,7 @@ def test_a_torn_line_is_cut_off_before_the_next_one_is_written(torn: str, tmp_pa
     for before in ("", '{"event": "train", "step": 1}\n'):
         path.write_text(before + torn)
         MetricsFile(path).write("train", step=2)
-        assert path.read_text() == before + '{"event": "train", "step": 2}\n'
+        assert re.fullmatch(re.escape(before) + r'{"event": "train", "step": 2, "time": "[^"]+"}\n', path.read_text())
 
 
 def test_lines_that_cannot_be_cut_back_are_all_there_and_the_file_is_named(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from reporting.flop_counter import attention_formulas
 from reporting.profiling import step_recorder
 from tests.helpers.limited_files import files_limited_to
 from tests.helpers.pairwise import keep_fast
-from tests.helpers.processes import ProcessGroup, read_metrics, train_events
+from tests.helpers.processes import ProcessGroup, log_lines, read_metrics, train_events
 from tests.helpers.refusals import error_lines
 from tests.helpers.tracking_files import trace_events
 from utils.printing import print_line
@@ -136,7 +136,7 @@ def test_figures_that_the_disk_refuses_are_printed_and_the_run_goes_on(
     earlier = f"command: {'a' * 2000}\n"
     (tmp_path / "run.yaml").write_text(earlier)
     (outcome,) = process_group.train(partial(count_where_run_yaml_cannot_be_written, tmp_path), 1)
-    counted, refused = outcome.stdout.splitlines()
+    counted, refused = log_lines(outcome.stdout)
     assert counted.startswith("flop counter | step 1 | counted 4.8e-11 TFLOP per device, ")
     said = "flop counter: run.yaml cannot be written (File too large); it lacks these figures, and the run goes on"
     assert refused == said

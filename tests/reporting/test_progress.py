@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers.processes import ProcessGroup
+from tests.helpers.processes import ProcessGroup, log_lines
 
 DATASET = """
 def get_rows(dataset_config, tokenizer, split):
@@ -62,7 +62,7 @@ def test_in_a_log_file_no_bar_writes_and_phases_have_a_line_at_their_start_and_e
     outcomes = process_group.train(flags(tiny_model, tmp_path), num_ranks)
     assert "\r" not in "".join(outcome.stdout + outcome.stderr for outcome in outcomes)
     assert "it/s" not in "".join(outcome.stdout + outcome.stderr for outcome in outcomes)
-    lines = outcomes[0].stdout.splitlines()
+    lines = log_lines(outcomes[0].stdout)
     num_steps = 6 // num_ranks
     steps = [line for line in lines if line.startswith("step ")]
     assert [int(line.split("/")[0].split()[1]) for line in steps] == [1, *range(2, num_steps, 2), num_steps]
@@ -84,4 +84,4 @@ def test_in_a_terminal_bars_show_the_same(tiny_model: Path, process_group: Proce
     for bar in ("epoch 1/1", "eval", "weights"):
         assert re.search(rf"\r{bar}: +\d+%\|", text), text
     assert not re.search(r"\.\.\.\r?$", text, re.MULTILINE), "no lines beside the bars"
-    assert len(re.findall(r"[\r\n]step \d+/6 \|", text)) == 4
+    assert len(re.findall(r"[\r\n]\d\d:\d\d:\d\d step \d+/6 \|", text)) == 4

@@ -112,7 +112,7 @@ def test_each_epoch_has_a_line_and_all_have_their_averages(printed: Printed) -> 
     number = r"(\d+\.\d+)"
     names = ("train_perplexity", "train_epoch_loss", "eval_perplexity", "eval_epoch_loss")
     lines = re.findall(
-        r"^Epoch (\d+): " + ", ".join(f"{name}={number}" for name in names) + rf", epoch time {number}s$",
+        r"^\S+ Epoch (\d+): " + ", ".join(f"{name}={number}" for name in names) + rf", epoch time {number}s$",
         printed.stderr,
         re.MULTILINE,
     )

@@ -19,7 +19,7 @@ import yaml
 
 from reporting.plan_figures import read_plan_figures
 from reporting.trackers import WandB
-from tests.helpers.processes import ProcessGroup, free_port, read_metrics, run_command
+from tests.helpers.processes import ProcessGroup, free_port, log_lines, read_metrics, run_command
 from tests.helpers.refusals import error_lines
 from tests.helpers.tracking_files import (
     tensorboard_hyperparameters,
@@ -184,7 +184,7 @@ def test_run_yaml_says_what_ran_where_and_how_to_run_it_again(run: Run, tiny_mod
 
 
 def lines_of(run: Run) -> list[str]:
-    return [line.rstrip() for line in run.done.stdout.splitlines()]
+    return [line.rstrip() for line in log_lines(run.done.stdout)]
 
 
 def test_the_start_is_one_table_of_plain_lines(run: Run, tiny_model: Path) -> None:
@@ -267,7 +267,7 @@ def test_without_network_or_key_the_run_goes_on_and_is_recorded_offline(
     given = flags(tiny_model, tmp_path / "run", "--use_wandb", "--max_train_step", "2", "--run_validation", "False")
     done = run_command(*given, **away, **key)
     assert done.returncode == 0, done.stderr
-    said = [line for line in done.stdout.splitlines() if line.startswith("Weights & Biases: ")]
+    said = [line for line in log_lines(done.stdout) if line.startswith("Weights & Biases: ")]
     assert len(said) == 2
     assert said[0].endswith("; recording offline")
     assert KEY not in done.stdout + done.stderr

@@ -16,7 +16,7 @@ from reporting.metrics_file import MetricsFile
 from reporting.trackers import Trackers
 from run_folder.run_yaml import read_run_yaml
 from run_folder.saved_weights import SavedWeights
-from tests.helpers.processes import read_metrics, run_forked
+from tests.helpers.processes import log_lines, read_metrics, run_forked
 from tests.helpers.refusals import error_lines
 from tests.helpers.resuming import flags_of
 
@@ -67,7 +67,7 @@ def test_files_that_cannot_be_read_at_the_end_are_lines_and_the_run_has_finished
     assert done.stdout.count(f"{run}/metrics.jsonl cannot be read ({reason}); its figures are left out at the end") == 1
     assert f"metrics_data.json is left out, since {run}/metrics.jsonl cannot be read" in done.stdout
     assert f"weights {run}/model (of step 2)" in done.stdout
-    assert done.stdout.splitlines()[-1].startswith("--report: the page could not be written (")
+    assert log_lines(done.stdout)[-1].startswith("--report: the page could not be written (")
     assert f"finished: {run}" in done.stdout
     *_, end = read_metrics(run)
     assert (end["event"], end["status"], end["step"]) == ("end", "finished", 2)

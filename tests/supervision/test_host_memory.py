@@ -11,7 +11,7 @@ import pytest
 import utils.host_memory
 from tests.helpers import fake_host, random_documents
 from tests.helpers.fake_host import GIB, asking_for_too_much, make_host, on_fake_host
-from tests.helpers.processes import SHORT_GRACE, ProcessGroup, RunningCommand, assert_all_gone, read_metrics
+from tests.helpers.processes import SHORT_GRACE, ProcessGroup, RunningCommand, assert_all_gone, log_lines, read_metrics
 from tests.helpers.refusals import error_lines
 from utils.host_memory import free_host_bytes, host_bytes, killed_since, read_host_memory
 
@@ -105,7 +105,7 @@ def test_a_single_process_cannot_speak_but_the_next_session_can(
     if not by_the_kernel:
         make_host(root)
     (outcome,) = process_group.train(on_fake_host(argv, root), 1)
-    (line,) = [line for line in outcome.stdout.splitlines() if "the session before" in line]
+    (line,) = [line for line in log_lines(outcome.stdout) if "the session before" in line]
     assert line.startswith("resume: the session before ended without a word after step 2")
     assert ("host memory ran out: the kernel has killed 1 process of this container" in line) == by_the_kernel
     assert ("as if it was killed (exit status -9 or 137)" in line) != by_the_kernel

@@ -185,14 +185,8 @@ def test_a_cut_keeps_the_special_tokens_of_source_and_target() -> None:
     assert cut[0].labels.tolist() == [0, *ids[:3], 2]
     assert cut[1].input_ids.tolist() == [0, 9, 2]
     lines = cut.describe("train")
-    assert (
-        lines[0]
-        == "train: 1 sources were longer than max_source_length and were cut (--truncation), by 14 tokens in all"
-    )
-    assert (
-        lines[1]
-        == "train: 1 targets were longer than max_target_length and were cut (--truncation), by 17 tokens in all"
-    )
+    assert lines[0] == "train: 1 source cut: longer than max_source_length (--truncation), by 14 tokens in all"
+    assert lines[1] == "train: 1 target cut: longer than max_target_length (--truncation), by 17 tokens in all"
     left = build(rows, name="test", context_length=8, truncation="left")
     assert left[0].input_ids.tolist() == [0, *ids[-6:], 2]
     assert len(build(rows, name="test", context_length=8, truncation="drop")) == 1

@@ -32,6 +32,7 @@ from tools.network.identity import describe_node, differences
 from utils.atomic_write import write_in_place
 from utils.errors import ConfigError
 from utils.units import GIB
+from utils.wording import plural
 
 _WORTH_SAYING = 1.2  # how many times less HYBRID_SHARD has to communicate
 
@@ -95,7 +96,8 @@ def _check_devices(env: Environment, flags: Sequence[str], tell: Callable[[str],
     if refused:
         raise ConfigError("the ranks differ; " + refused[0], "\n".join(refused[1:]))
     hosts = list(dict.fromkeys(rank["host"] for rank in everyone))
-    tell(f"{env.world_size} ranks on {len(hosts)} nodes ({', '.join(hosts)}), each with {wanted['device']}")
+    ranks, machines = plural(env.world_size, "rank"), plural(len(hosts), "node")
+    tell(f"{ranks} on {machines} ({', '.join(hosts)}), each with {wanted['device']}")
 
 
 def _describe_device(env: Environment) -> str:

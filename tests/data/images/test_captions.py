@@ -125,8 +125,8 @@ def test_a_long_caption_is_cut_and_counted_and_an_empty_one_left_out(processor: 
     assert len(sequences[0].labels) == 8
     assert len(sequences) == 2
     lines = " ".join(sequences.describe("train"))
-    assert "1 captions were longer than max_text_length 8 and were cut" in lines
-    assert "1 samples left out: their captions are empty" in lines
+    assert "1 caption cut: longer than max_text_length 8" in lines
+    assert "1 sample left out: their captions are empty" in lines
 
 
 def test_prompts_of_a_column_go_with_their_images(processor: Any, tmp_path: Path) -> None:

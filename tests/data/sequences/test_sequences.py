@@ -89,9 +89,9 @@ def test_every_row_is_kept_cut_or_counted(documents: list[Any], context_length: 
 def test_lines_tell_what_was_cut_and_left_out() -> None:
     rows = [row(list(range(20))), row([5] * 9, [-100] * 8 + [5]), row([]), row([1, 2])]
     lines = "\n".join(build(*rows).describe("train"))
-    assert "1 samples were longer than context_length and were cut (--truncation), by 12 tokens in all" in lines
-    assert "1 samples left out: no label token" in lines
-    assert "1 samples left out: no tokens" in lines
+    assert "1 sample cut: longer than context_length (--truncation), by 12 tokens in all" in lines
+    assert "1 sample left out: no label token" in lines
+    assert "1 sample left out: no tokens" in lines
     assert "2 samples left out: longer" in "\n".join(build(*rows, truncation="drop").describe("train"))
     assert build(row([1, 2])).describe("train") == []
 

@@ -66,8 +66,8 @@ def test_a_line_tells_how_many_were_split() -> None:
     rows = [row(list(range(20))), row([5] * 9, [-100] * 8 + [5]), row([1, 2])]
     sequences = build_sequences(rows, name="test", context_length=8, truncation="split")
     assert sequences.describe("train") == [
-        "train: 2 samples were longer than context_length and were split into 5 (--truncation split)",
-        "train: 1 parts of split samples left out: no label token",
+        "train: 2 samples split into 5: longer than context_length (--truncation split)",
+        "train: 1 part of split samples left out: no label token",
     ]
 
 

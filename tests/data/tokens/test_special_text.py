@@ -203,7 +203,7 @@ def test_every_format_keeps_them_text_counts_them_and_makes_them_tokens_if_asked
     spelled, plain = read("spelled"), read("harmless")
     assert found(spelled) == found(plain)
     assert (spelled.num_special_as_text, plain.num_special_as_text) == (1, 0)
-    assert any("1 examples spell special tokens" in line for line in spelled.describe("train"))
+    assert any("special tokens of the tokenizer in 1 example stay text" in line for line in spelled.describe("train"))
     as_tokens = read("spelled", split_special_tokens=False)
     assert len(found(as_tokens)[0]) > len(found(plain)[0])
     assert as_tokens.num_special_as_text == 0
