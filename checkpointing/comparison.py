@@ -123,6 +123,12 @@ def check_place(checkpoint: Checkpoint, *, num_steps: int, steps_per_epoch: int)
         )
 
 
+def trains_on(checkpoint: Checkpoint, num_steps: int) -> bool:
+    """Whether a run of so many steps has any left after this checkpoint, or an evaluation that was due there."""
+    state = checkpoint.values["state"]
+    return state["step"] < num_steps or state["eval_due"] or state["epoch_end_due"]
+
+
 def _has_states(checkpoint: Checkpoint, train: TrainConfig, fsdp: FsdpConfig) -> bool:
     """Whether its optimizer states can be loaded: of this optimizer, in the same dtype, for trained weights alone."""
     saved = checkpoint.values["settings"]

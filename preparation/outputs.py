@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
+from checkpointing.comparison import trains_on
 from checkpointing.earlier_choice import FIELD, kept_values
 from checkpointing.epochs import epochs_of
 from checkpointing.finding import Checkpoint
@@ -78,9 +79,12 @@ def take_folder(
         ConfigError: on every rank, if another run has written there since, or if files of others would be lost.
     """
     resumed = None if checkpoint is None else checkpoint.summary(env)
+    trains = checkpoint is None or trains_on(checkpoint, record.start["num_steps"])
     resolved, description = record.resolved, record.description
     return on_rank_zero(
-        lambda: folder.take(lock, config, env, resolved=resolved, description=description, resumed=resumed)
+        lambda: folder.take(
+            lock, config, env, resolved=resolved, description=description, resumed=resumed, trains=trains
+        )
     )
 
 

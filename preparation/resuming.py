@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from checkpointing.comparison import check_place, check_same
+from checkpointing.comparison import check_place, check_same, trains_on
 from checkpointing.finding import Checkpoint, open_checkpoint
 from checkpointing.resume import load_checkpoint
 from checkpointing.train_state import TrainState
@@ -18,6 +18,7 @@ from ranks.environment import Environment, print_rank_zero
 from resolving.inputs import Inputs
 from run_folder.checkpoint_folder import COMPLETE
 from run_folder.run_folder import RunFolder
+from utils.wording import plural
 
 
 def find_checkpoint(folder: RunFolder, inputs: Inputs, env: Environment) -> Checkpoint | None:
@@ -37,6 +38,12 @@ def find_checkpoint(folder: RunFolder, inputs: Inputs, env: Environment) -> Chec
         changes = check_same(checkpoint, inputs.resolved.config, inputs.identity(), num_steps=inputs.num_steps)
         print_rank_zero(env, *changes)
         check_place(checkpoint, num_steps=inputs.num_steps, steps_per_epoch=steps_per_epoch)
+        if not trains_on(checkpoint, inputs.num_steps):
+            print_rank_zero(
+                env,
+                f"resume: nothing is trained: the run has made {plural(checkpoint.step, 'step')} and is to make "
+                f"{inputs.num_steps}; to go on, give more --num_epochs or --max_train_step",
+            )
     return checkpoint
 
 

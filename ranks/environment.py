@@ -181,9 +181,12 @@ def _torchrun() -> str | None:
     return None
 
 
-def launch_command(env: Environment, script: str, flags: Sequence[str]) -> str:
-    """The command that started this run, with the launcher's own options if its command line can be read."""
-    launcher = ["python"]
+def launch_command(env: Environment, flags: Sequence[str]) -> str:
+    """The command that started this run, to be typed in `env.started_in`.
+
+    It has the launcher's own options if its command line can be read, and the script's path as it was given.
+    """
+    script, launcher = sys.argv[0], ["python"]
     if env.launched:
         launcher = _words_of_launcher(flags) or _like_torchrun(env)
     return shlex.join(without_secrets(word) for word in [*launcher, script, *flags])

@@ -24,7 +24,16 @@ from run_folder.lock import RunLock, find_dead
 from run_folder.other_runs import checkpoint_root_of
 from run_folder.refusals import check_checkpoints, check_entries, check_in_no_run, check_inputs_stay, check_writable
 from run_folder.resuming import find_checkpoints, incomplete_after
-from run_folder.run_yaml import NAME, read_run_yaml, resumes_in, saved_in, write_run_yaml
+from run_folder.run_yaml import (
+    NAME,
+    add_to_run_yaml,
+    is_cut,
+    is_of_a_run,
+    read_run_yaml,
+    resumes_in,
+    saved_in,
+    write_run_yaml,
+)
 from utils.atomic_write import FileWriteError
 from utils.errors import ConfigError
 
@@ -165,6 +174,7 @@ class RunFolder:
         resolved: dict[str, Any],
         description: dict[str, dict[str, Any]],
         resumed: dict[str, Any] | None = None,
+        trains: bool = True,
     ) -> RunFolder:
         """Make the folder, hold it, and write run.yaml, or go on with those that are there. Call this on rank 0 alone.
 
@@ -176,6 +186,7 @@ class RunFolder:
             resolved: the settings with their defaults decided.
             description: other sections of run.yaml.
             resumed: run.yaml's entry of the resume; None if the run starts afresh.
+            trains: False if the run that is resumed has made all its steps: its run.yaml stays.
 
         Returns:
             The folder with its real path.
@@ -202,16 +213,21 @@ class RunFolder:
             made = made_entries(folder)
             earlier = taken._clear(made) if resumed is None else taken._go_on(resumed)
             held = held_entries(folder)
-            write_run_yaml(
-                folder,
-                config,
-                env,
-                resolved=resolved,
-                description=description,
-                entries=[name for name in RUN_ENTRIES if name in self.entries or (name in made and name in held)],
-                checkpoints=self.checkpoints_elsewhere,
-                earlier=earlier,
-            )
+            entries = [name for name in RUN_ENTRIES if name in self.entries or (name in made and name in held)]
+            before = {} if trains or NAME not in held else read_run_yaml(folder)
+            if not is_of_a_run(before) or is_cut(before):
+                write_run_yaml(
+                    folder,
+                    config,
+                    env,
+                    resolved=resolved,
+                    description=description,
+                    entries=entries,
+                    checkpoints=self.checkpoints_elsewhere,
+                    earlier=earlier,
+                )
+            elif set(entries) - set(made):  # or the next session would take them for someone else's
+                add_to_run_yaml(folder, entries=entries)
         except FileWriteError as error:
             raise ConfigError(
                 f"--output_dir: {error.filename} cannot be written ({error.strerror}); give a folder that can"

@@ -56,7 +56,8 @@ def write_run_yaml(
         "local_world_size": env.local_world_size,
         "versions": versions(),
         "git_commit": git_commit(),
-        "command": launch_command(env, Path(sys.argv[0]).name, sys.argv[1:]),
+        "command": launch_command(env, sys.argv[1:]),
+        "working_directory": str(env.started_in),
         "job": env.job,
         # If this session ends without a word, the next one tells by it whether the kernel has killed it for memory.
         "machine": machine(),

@@ -18,15 +18,11 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from utils.progress import say_if_it_lasts
-from utils.quiet import quiet_imports, quiet_tool
-from utils.streams import keep_standard_streams, refusal
-
 # Before the imports below: they take seconds, and some of them print.
 if __name__ == "__main__":
-    keep_standard_streams()
-    quiet_imports()
-    imports_ended = say_if_it_lasts("importing torch and transformers")
+    from tools.beginning import begin_importing
+
+    imports_ended = begin_importing()
 
 import torch
 
@@ -41,7 +37,9 @@ from tools.answering.trained_on import trained_on
 from tools.ending import status_of
 from utils.errors import ConfigError, TrainingError, in_one_line
 from utils.printing import print_line
+from utils.quiet import quiet_tool
 from utils.small_files import parse_json
+from utils.streams import refusal
 
 HELP = f"""\
 /undo         takes your last message and its answer back

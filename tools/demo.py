@@ -17,13 +17,18 @@ import subprocess
 import sys
 from pathlib import Path
 
+# Before the imports below, which take a while.
+if __name__ == "__main__":
+    from tools.beginning import begin_tool
+
+    begin_tool()
+
 import torch
 
 from configs.datasets import BUILT_IN_FOLDER
 from data.dataset_functions.importing import load_dataset_file
 from tools.make_tiny_model import make_tiny_model
 from utils.quiet import quiet_imports
-from utils.streams import keep_standard_streams
 
 ROOT = Path(__file__).resolve().parent.parent
 DATA = ROOT / "datasets/samples/dialogue_summary"
@@ -103,5 +108,4 @@ def show(run: Path) -> None:
 
 
 if __name__ == "__main__":
-    keep_standard_streams()
     sys.exit(main())

@@ -19,6 +19,12 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+# Before the imports below, which take a while.
+if __name__ == "__main__":
+    from tools.beginning import begin_tool
+
+    begin_tool()
+
 from configs.flags import parse_flags
 from tools.ending import status_of
 from tools.network.identity import describe_node
@@ -35,10 +41,6 @@ from tools.network.names import (
 )
 from utils.errors import ConfigError
 from utils.printing import print_line
-from utils.streams import keep_standard_streams
-
-if __name__ == "__main__":
-    keep_standard_streams()
 
 
 def say(line: str) -> None:

@@ -6,12 +6,14 @@ import signal
 from collections.abc import Callable
 
 from supervision.exit_status import FAILED, REFUSED, let_ctrl_c_end_this
+from tools.beginning import begin_work
 from utils.errors import ConfigError, RunError
 from utils.printing import print_line
 
 
 def status_of(work: Callable[[], object]) -> int:
     """Do a tool's work. Returns the exit status: 0, or 2 refused, or 1 failed, its error printed."""
+    begin_work()
     try:
         work()
     except RunError as error:

@@ -16,15 +16,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from utils.progress import phase, progress_bar, say_if_it_lasts
-from utils.quiet import quiet_imports, quiet_tool
-from utils.streams import keep_standard_streams
-
 # Before the imports below: they take seconds, and some of them print.
 if __name__ == "__main__":
-    keep_standard_streams()
-    quiet_imports()
-    imports_ended = say_if_it_lasts("importing torch and transformers")
+    from tools.beginning import begin_importing
+
+    imports_ended = begin_importing()
 
 import torch
 
@@ -38,6 +34,8 @@ from tools.ending import status_of
 from tools.model_class import model_class
 from utils.compat import return_freed_tensors
 from utils.printing import print_line
+from utils.progress import phase, progress_bar
+from utils.quiet import quiet_tool
 from utils.units import readable
 from utils.urls import refuse_url
 from utils.wording import plural

@@ -17,15 +17,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from utils.progress import say_if_it_lasts
-from utils.quiet import quiet_imports, quiet_tool
-from utils.streams import keep_standard_streams, refusal
-
 # Before the imports below: they take seconds, and some of them print.
 if __name__ == "__main__":
-    keep_standard_streams()
-    quiet_imports()
-    imports_ended = say_if_it_lasts("importing torch and transformers")
+    from tools.beginning import begin_importing
+
+    imports_ended = begin_importing()
 
 import torch
 
@@ -38,6 +34,8 @@ from tools.answering.trained_on import TrainedOn, trained_on
 from tools.ending import status_of
 from utils.errors import ConfigError, TrainingError
 from utils.printing import print_line, printable
+from utils.quiet import quiet_tool
+from utils.streams import refusal
 
 
 def answer_all(given: argparse.Namespace) -> None:

@@ -22,6 +22,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+# Before the imports below, which take a while.
+if __name__ == "__main__":
+    from tools.beginning import begin_tool
+
+    begin_tool()
+
 import yaml
 
 from configs.flags import parse_flags
@@ -30,10 +36,6 @@ from tools.ending import status_of
 from tools.network.names import parse_endpoint
 from utils.errors import ConfigError
 from utils.printing import print_line
-from utils.streams import keep_standard_streams
-
-if __name__ == "__main__":
-    keep_standard_streams()
 
 
 class _Quoted(str):

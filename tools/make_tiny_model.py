@@ -14,6 +14,12 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+# Before the imports below, which take a while.
+if __name__ == "__main__":
+    from tools.beginning import begin_tool
+
+    begin_tool()
+
 import fire
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
@@ -21,7 +27,6 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from tools.ending import status_of
 from utils.errors import ConfigError
-from utils.streams import keep_standard_streams
 from utils.umask import follow_umask
 
 BOS, EOS, UNK = "<s>", "</s>", "<unk>"
@@ -137,5 +142,4 @@ def make_tiny_model(
 
 
 if __name__ == "__main__":
-    keep_standard_streams()
     sys.exit(status_of(lambda: fire.Fire(make_tiny_model, serialize=str)))

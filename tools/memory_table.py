@@ -17,8 +17,7 @@ from pathlib import Path
 
 from tools.ending import status_of
 from utils.errors import ConfigError
-from utils.progress import say_if_it_lasts
-from utils.quiet import quiet_imports, quiet_libraries
+from utils.quiet import quiet_libraries
 
 METHODS = {"LoRA": ("--use_peft",), "QLoRA": ("--use_peft", "--quantization", "4bit"), "full": ()}
 FLAGS = ("--batch_size_training", "1", "--context_length", "2048", "--activation_checkpointing", "full")
@@ -74,8 +73,9 @@ def _cell(hardware: str, flags: Sequence[str]) -> str:
 
 
 if __name__ == "__main__":
-    quiet_imports()
-    imports_ended = say_if_it_lasts("importing torch and transformers")
+    from tools.beginning import begin_importing
+
+    imports_ended = begin_importing()
     import planning.planned_run  # noqa: F401
 
     imports_ended()

@@ -16,6 +16,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from tools.beginning import begin_tool
 from tools.ending import status_of
 from utils.progress import say_if_it_lasts
 from utils.quiet import quiet_imports, quiet_libraries
@@ -71,4 +72,5 @@ def find(argv: Sequence[str], sort: str) -> None:
 
 
 if __name__ == "__main__":
+    begin_tool()
     sys.exit(main())

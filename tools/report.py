@@ -18,19 +18,22 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
+# Before the imports below, which take a while.
+if __name__ == "__main__":
+    from tools.beginning import begin_tool
+
+    begin_tool()
+
 from reporting.report.live import LivePage, ReportServer
 from reporting.report.page import write_report
 from reporting.report.run_files import holds_run
 from run_folder.entries import REPORT as NAME
 from supervision.exit_status import FAILED, REFUSED
+from tools.beginning import begin_work
 from utils.errors import ConfigError, in_one_line
 from utils.printing import print_line
-from utils.streams import keep_standard_streams
 from utils.urls import refuse_url
 from utils.wording import plural
-
-if __name__ == "__main__":
-    keep_standard_streams()
 
 _LOOK_SECONDS = 2.0
 
@@ -97,6 +100,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--watch", action="store_true", help="serve the page while the runs go on; write no file")
     parser.add_argument("--port", type=int, help="of --watch (a free one)")
     given = parser.parse_args(argv)
+    begin_work()
     try:
         check(given)
         watch(given) if given.watch else write(given)

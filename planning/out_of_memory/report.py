@@ -244,7 +244,7 @@ class OutOfMemoryReport:
             elif saved or train.output_dir:
                 flags += ["--output_dir", train.output_dir or str(folder), "--resume", "auto"]
                 without = ["--overwrite"]
-        launcher = launch_command(self.env, "finetuning.py", self.argv)
+        launcher = launch_command(self.env, self.argv)
         # The launcher's own words: its command ends with the run's flags.
         words = shlex.split(launcher)[: len(shlex.split(launcher)) - len(self.argv)]
         variables = [f"{name}={value}" for name, value in change.environment.items()]

@@ -19,7 +19,7 @@ import yaml
 
 from reporting.plan_figures import read_plan_figures
 from reporting.trackers import WandB
-from tests.helpers.processes import ProcessGroup, free_port, log_lines, read_metrics, run_command
+from tests.helpers.processes import ROOT, ProcessGroup, free_port, log_lines, read_metrics, run_command
 from tests.helpers.refusals import error_lines
 from tests.helpers.tracking_files import (
     tensorboard_hyperparameters,
@@ -179,7 +179,8 @@ def test_run_yaml_says_what_ran_where_and_how_to_run_it_again(run: Run, tiny_mod
     assert group["memory_gib"] == pytest.approx(psutil.virtual_memory().total / 2**30, rel=0.01)
     assert all(0.1 < held < group["memory_gib"] for held in group["host_rss_gib"])
     words = shlex.split(notes["command"])
-    assert words[:6] == ["torchrun", "--nnodes", "1", "--nproc_per_node", "2", "finetuning.py"]
+    assert words[:5] == ["torchrun", "--nnodes", "1", "--nproc_per_node", "2"]
+    assert (Path(notes["working_directory"]) / words[5]).samefile(ROOT / "finetuning.py")
     assert words[6:] == run.done.args[run.done.args.index("--model_name") :]
 
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
+
+import pytest
 
 from tests.helpers.processes import ROOT
 
@@ -21,6 +25,35 @@ def work():
         print("cleaned up", flush=True)
 status_of(work)
 """
+
+
+# Each of these modules waits to be imported, in the place of the real one.
+WAITS = """
+import time
+print("importing", flush=True)
+time.sleep(60)
+"""
+IMPORTS = """
+import runpy, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)
+sys.argv = sys.argv[1:]
+runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+"""
+TOOLS = [f"tools.{file.stem}" for file in sorted((ROOT / "tools").glob("*.py")) if "__main__" in file.read_text()]
+
+
+@pytest.mark.parametrize("tool", TOOLS)
+def test_ctrl_c_while_a_tool_imports_is_silent(tool: str, tmp_path: Path) -> None:
+    for name in ("torch", "yaml", "jinja2"):
+        (tmp_path / f"{name}.py").write_text(WAITS)
+    given = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "cwd": ROOT}
+    words = [sys.executable, "-c", IMPORTS, tool, "--find"]  # without it tools.plan imports nothing itself
+    with subprocess.Popen(words, env=os.environ | {"PYTHONPATH": str(tmp_path)}, **given) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "importing\n"
+        process.send_signal(signal.SIGINT)
+        assert process.communicate(timeout=60) == ("", "")
+        assert process.returncode == -signal.SIGINT
 
 
 def test_ctrl_c_ends_a_tool_without_a_word_once_it_has_cleaned_up() -> None:
