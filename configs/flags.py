@@ -16,6 +16,15 @@ from configs.validation import validate
 from configs.values import NO_VALUE, convert, is_true
 from utils.errors import ConfigError
 
+SET_THE_SAME = (
+    ("train_config.global_batch_size", "train_config.gradient_accumulation_steps"),
+    ("train_config.warmup_steps", "train_config.warmup_ratio"),
+    ("train_config.eval_every_steps", "train_config.evals_per_epoch"),
+    ("train_config.step_timeout_seconds", "train_config.timeout_seconds"),
+    ("fsdp_config.hsdp", "fsdp_config.sharding_strategy"),
+)
+"""Settings of which one command has one at most; a flag replaces a recipe's."""
+
 
 def parse_flags(argv: Sequence[str]) -> RunConfig:
     """The settings of a run, from its arguments without the program's name.
@@ -40,7 +49,8 @@ def build_config(flags: Mapping[str, str]) -> RunConfig:
     if recipe is not None:
         values |= _assign(read_recipe(recipe), f"{recipe}: ", notes)
     # Flags last: they override the recipe.
-    values |= _assign(flags.items(), "--", notes)
+    by_flags = _assign(flags.items(), "--", notes)
+    values = _without_overridden(values, by_flags, notes) | by_flags
     if not values.get("train_config.model_name"):
         raise ConfigError("--model_name: is required; give a model folder, or a name on the Hugging Face hub")
     sections = {
@@ -115,6 +125,19 @@ def _refuse_unknown(names: Sequence[str], prefix: str) -> None:
                 f"if {file} is a file of another tool, `python -m tools.translate {file}` makes a recipe of it"
             )
         raise ConfigError(f"{unknown[0]}{more}", details="\n".join(unknown[1:]))
+
+
+def _without_overridden(values: Mapping[str, Any], by_flags: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
+    """A recipe's values without those that would contradict a flag, which sets the same in another way."""
+    overridden = {
+        name: winner
+        for names in SET_THE_SAME
+        for winner in names
+        for name in names
+        if name in values and name not in by_flags and not (by_flags.get(winner) is None or by_flags[winner] is False)
+    }
+    notes += [f"{flag(winner)} replaces the recipe's {flag(name)}" for name, winner in overridden.items()]
+    return {name: value for name, value in values.items() if name not in overridden}
 
 
 def _assign(entries: Iterable[tuple[str, Raw]], prefix: str, notes: list[str]) -> dict[str, Any]:

@@ -125,6 +125,15 @@ def test_a_recipe_trains_as_its_first_lines_say(
     assert events[-1]["status"] == "finished"
 
 
+@pytest.mark.parametrize("name", ["full", "ddp", "fsdp"])
+def test_the_captioning_labs_runs_are_as_long_and_over_four_gpus_as_fast_as_there(name: str) -> None:
+    recipe = ROOT / f"configs/recipes/blip2/{name}_bf16_16x4.yaml"
+    train = parse_flags(["--config", str(recipe), "--model_name", "M"]).train_config
+    assert (train.num_epochs, train.num_workers_dataloader, train.save_model) == (4, 8, False)
+    assert train.lr == 2e-5
+    assert train.lr_scale_with_world_size == ("none" if name == "full" else "linear")  # 8e-5 over four
+
+
 def test_every_recipe_is_on_the_page() -> None:
     page = (ROOT / "docs/recipes.md").read_text()
     assert [recipe.stem for recipe in RECIPES if not re.search(rf"\b{recipe.stem}(\.yaml)?`", page)] == []

@@ -3,6 +3,7 @@
 import pytest
 
 from configs.flags import parse_flags
+from configs.run import SETTINGS
 from utils.errors import ConfigError
 
 
@@ -56,6 +57,37 @@ def test_flags_go_before_the_recipe_wherever_they_stand(tmp_path):
     assert config.lora_config.r == 4
     assert config.fsdp_config.pure_bf16 is False
     assert config.lora_config.target_modules == ("q_proj", "k_proj")
+
+
+@pytest.mark.parametrize(
+    ("recipe", "given", "replaced"),
+    [
+        ("gradient_accumulation_steps: 4", "--global_batch_size 32", "gradient_accumulation_steps"),
+        ("global_batch_size: 32", "--gradient_accumulation_steps 4", "global_batch_size"),
+        ("warmup_ratio: 0.1", "--warmup_steps 0", "warmup_ratio"),
+        ("warmup_steps: 9", "--warmup_ratio 0.1", "warmup_steps"),
+        ("evals_per_epoch: 2", "--eval_every_steps 10", "evals_per_epoch"),
+        ("timeout_seconds: 60", "--step_timeout_seconds 90", "timeout_seconds"),
+        ("enable_fsdp: True, sharding_strategy: SHARD_GRAD_OP", "--hsdp", "sharding_strategy"),
+        ("enable_fsdp: True, hsdp: True", "--sharding_strategy FULL_SHARD", "hsdp"),
+    ],
+)
+def test_a_flag_replaces_what_sets_the_same_in_a_recipe(recipe, given, replaced, tmp_path):
+    config = parse(tmp_path, f"{{model_name: M, {recipe}}}", *given.split())
+    flag = given.split()[0]
+    assert f"{flag} replaces the recipe's --{replaced}" in config.notes
+    (section,) = {name.split(".")[0] for name in SETTINGS if name.endswith(f".{replaced}")}
+    assert not config.was_given(f"{section}.{replaced}")
+
+
+def test_a_flag_that_is_off_replaces_nothing(tmp_path):
+    config = parse(tmp_path, "{model_name: M, enable_fsdp: True, sharding_strategy: SHARD_GRAD_OP}", "--nohsdp")
+    assert config.fsdp_config.sharding_strategy == "SHARD_GRAD_OP"
+
+
+def test_two_flags_that_set_the_same_are_refused(tmp_path):
+    with pytest.raises(ConfigError, match="--global_batch_size: it sets --gradient_accumulation_steps"):
+        parse(tmp_path, "{model_name: M}", "--global_batch_size", "32", "--gradient_accumulation_steps", "4")
 
 
 def test_a_shared_name_in_a_recipe_is_set_in_both_groups(tmp_path):
