@@ -54,6 +54,7 @@ class StopRequests:
         self.env, self.file, self.ends_process = env, folder / "STOP", ends_process
         self.asked = ""  # by what, in words, the same on every rank; empty until agreed upon
         self._signal = 0  # the first that this rank received
+        self._has_promised = False
         self._is_over = False  # then the first signal changes nothing
         self._next_look = 0.0
         self._handlers: dict[signal.Signals, Any] = {}
@@ -112,6 +113,7 @@ class StopRequests:
         first, *agreed = max_on_host(mine, *flags)
         if first and not self.asked:
             self.asked = self._in_words(first)
+            self._promise(self.asked)
             if self.env.is_rank_zero:
                 with contextlib.suppress(OSError):  # it may be another user's file
                     self.file.unlink()
@@ -154,13 +156,19 @@ class StopRequests:
             name, now = signal.Signals(number).name, time.monotonic()
             if not self._signal:
                 self._signal, first_at = number, now
-                if self._is_over:
-                    continue
-                self._say(f"{name}: the run ends after this step, with a checkpoint; once more, and it ends at once")
+                # A launcher that has seen a rank end sends SIGTERM to the others: then they never agree, and no
+                # checkpoint is written.
+                if not self._is_over and (self.env.world_size == 1 or number != signal.SIGTERM):
+                    self._promise(name)
             elif now - first_at > SAME_WISH_SECONDS:
                 self._say(f"{name} again: this ends at once, without a checkpoint")
                 leave(128 + number)
         os.close(self._pipe[0])
+
+    def _promise(self, by: str) -> None:
+        if not self._has_promised:
+            self._has_promised = True
+            self._say(f"{by}: the run ends after this step, with a checkpoint; once more, and it ends at once")
 
     def _say(self, line: str) -> None:
         if self.env.is_rank_zero:

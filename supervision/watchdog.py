@@ -257,7 +257,7 @@ class Watchdog:
             self._write_end()
         if verdict.ranks or not main_ends_by_itself:
             grace = self.patience.grace_seconds
-            self._let_launcher_end_it(grace if verdict.ranks else grace / 2, status)
+            self._let_launcher_end_it(grace if verdict.ranks else grace / 2, status, verdict)
         self._say(verdict)
         self._told_by_others.set()
         if not main_ends_by_itself:
@@ -265,11 +265,14 @@ class Watchdog:
                 hand_refusal_over(self.env.refusal_file)
             leave(status)
 
-    def _let_launcher_end_it(self, seconds: float, status: int) -> None:
+    def _let_launcher_end_it(self, seconds: float, status: int, verdict: Verdict) -> None:
         """Wait for the SIGTERM of a launcher that has seen a rank end. The loop takes it for a request to stop."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             if self._was_signalled():
+                if verdict.ranks and self._speaks():
+                    lost = names_of(verdict.ranks)
+                    print_line(f"\n{lost} ended: this rank ends, too, without a checkpoint", to_stderr=True)
                 leave(status)
             time.sleep(0.1)
 
@@ -288,9 +291,12 @@ class Watchdog:
         time.sleep(self.patience.traces_seconds * (1 if self.env.rank in verdict.ranks else 2))
         leave(FAILED)
 
+    def _speaks(self) -> bool:
+        return self.env.rank in (0, 1) or self.env.local_rank == 0
+
     def _say(self, verdict: Verdict) -> None:
         """Print the message on rank 0, and on one rank of each other machine, since rank 0 may be gone."""
-        if verdict.message and (self.env.rank in (0, 1) or self.env.local_rank == 0):
+        if verdict.message and self._speaks():
             print_line(f"\nerror: {verdict.message}", to_stderr=True)
 
     def _write_end(self) -> None:

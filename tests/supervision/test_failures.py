@@ -106,6 +106,19 @@ def test_torchrun_names_a_rank_that_was_killed_and_the_others_say_nothing(start:
     assert not (tmp_path / "run/traces").exists()
 
 
+def test_a_survivor_says_what_it_does_and_promises_no_checkpoint(start: Start, tmp_path: Path) -> None:
+    """torchrun sends it SIGTERM, as for a request to stop. It reads its data then, and waits for no other rank."""
+    run = start('time.sleep(60 if rank == "0" and num_reads == 5 else 0.1)', torchrun=True)
+    wait_for_step(run, tmp_path / "run", 3)
+    time.sleep(1)  # rank 0 sleeps by then
+    run.rank(1).send_signal(signal.SIGKILL)
+    log, errors = wait_for_end(run, limit_seconds=40)
+    assert "rank 1 ended: this rank ends, too, without a checkpoint" in log
+    assert "with a checkpoint" not in log
+    assert not errors
+    assert not list((tmp_path / "run").glob("checkpoints/step-*"))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("rank", "grace_scale", "killed_by"), [(0, 0.2, signal.SIGKILL), (1, 1.0, signal.SIGSEGV)])
 def test_without_a_launcher_the_survivors_of_a_killed_rank_end_and_name_it(

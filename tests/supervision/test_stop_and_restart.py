@@ -143,7 +143,7 @@ def test_torchrun_is_asked_to_stop_four_ranks_and_the_resumed_run_is_the_one_lef
     state = assert_stopped(tmp_path / "run", log, r"SIGTERM on rank \d")  # the first that has seen it
     assert state["step_of_epoch"] > 0
     assert 25 <= state["step"] < 45
-    after_signal = log.split("SIGTERM: the run ends after this step")[1]
+    after_signal = re.split(r"SIGTERM on rank \d: the run ends after this step", log)[1]
     assert len(logged_steps(after_signal)) <= 2, "the step in progress, and the one that is read while it is computed"
 
     log = assert_finished(launch(str(tmp_path), *flags, **wrapped))
