@@ -1,6 +1,8 @@
-"""Check, before anything is loaded, that the nodes of a run can work together.
+"""Check, before anything is loaded, that this machine can train, or that the nodes of a run can work together.
 
-On every node, without a launcher, which would only say that it found no rendezvous:
+On one machine:
+    python -m tools.doctor [-- FLAGS]
+On every node of several, without a launcher, which would only say that it found no rendezvous:
     python -m tools.doctor --rdzv_endpoint HOST:PORT [--nnodes N] [--node_rank K] [--local_addr NAME] [-- FLAGS]
 Under the run's launcher, to measure the network, and what it means for a step with these flags:
     torchrun [...] -m tools.doctor [--json FILE] [FLAGS]
@@ -39,6 +41,7 @@ from tools.network.names import (
     resolve,
     way_to,
 )
+from tools.network.one_machine import check_machine
 from utils.errors import ConfigError
 from utils.printing import print_line
 
@@ -64,13 +67,16 @@ def check_node(given: argparse.Namespace, misplaced: Sequence[str], flags: Seque
         )
     if flags:
         parse_flags(flags)
-    if given.rdzv_endpoint is None:
+    nnodes = given.nnodes or ("1" if given.rdzv_endpoint is None else "2")
+    num_nodes = number_of_nodes(nnodes)
+    if given.node_rank is not None and not 0 <= given.node_rank < max(num_nodes, most_nodes(nnodes)):
+        raise ConfigError(f"--node_rank: {given.node_rank} is none of {nnodes} nodes, counted from 0")
+    if given.rdzv_endpoint is None and most_nodes(nnodes) > 1:
         raise ConfigError("--rdzv_endpoint: is required without a launcher; give HOST:PORT of the first node")
-    endpoint = parse_endpoint(given.rdzv_endpoint)
-    num_nodes = number_of_nodes(given.nnodes)
-    if given.node_rank is not None and not 0 <= given.node_rank < max(num_nodes, most_nodes(given.nnodes)):
-        raise ConfigError(f"--node_rank: {given.node_rank} is none of {given.nnodes} nodes, counted from 0")
-    if num_nodes == 1:
+    endpoint = None if given.rdzv_endpoint is None else parse_endpoint(given.rdzv_endpoint)
+    described = describe_node(flags)
+    if num_nodes == 1 or endpoint is None:
+        check_machine(described["versions"], say)
         return
     local_addr = given.local_addr or socket.getfqdn()  # as torchrun takes it
     own = check_local_address(local_addr, given.name_seconds, say)
@@ -81,7 +87,7 @@ def check_node(given: argparse.Namespace, misplaced: Sequence[str], flags: Seque
     if way != own and not is_loopback(way):
         say(f"this node is {own} to the others, and reaches {endpoint.host} from {way}")
     plan = MeetingPlan(endpoint, num_nodes, given.node_rank, local_addr, given.wait_seconds, given.name_seconds)
-    found = meet_nodes(plan, describe_node(flags), say)
+    found = meet_nodes(plan, described, say)
     for note in found.notes:
         say(note)
     if found.nodes:
@@ -116,8 +122,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m tools.doctor", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--nnodes", default="2", help="N or MIN:MAX, as for torchrun; default: 2")
-    parser.add_argument("--rdzv_endpoint", help="HOST:PORT of node 0, as for torchrun; required without a launcher")
+    parser.add_argument("--nnodes", help="N or MIN:MAX, as for torchrun; default: 2 with an endpoint, else 1")
+    parser.add_argument(
+        "--rdzv_endpoint", help="HOST:PORT of node 0, as for torchrun; without it this machine alone is checked"
+    )
     parser.add_argument("--node_rank", type=int, help="0 for the host of the endpoint; default: by its address")
     parser.add_argument("--local_addr", help="this node's name for the others; default: its own full name")
     parser.add_argument("--wait_seconds", type=float, default=600.0, help="for the other nodes to come")

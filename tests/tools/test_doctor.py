@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import socket
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from configs.flags import parse_flags
 from planning.cost.link_speeds import expected_speeds
@@ -22,6 +24,7 @@ from ranks.environment import lone_process
 from resolving.resolved import resolve
 from tests.helpers.processes import ROOT, ProcessGroup
 from tools.doctor import main
+from tools.network import one_machine
 from tools.network.identity import code_digest, describe_node, differences
 from tools.network.names import interfaces_for_nccl
 from tools.network.ranks import planned_step, prediction
@@ -47,6 +50,27 @@ def traffic(num_bytes: int) -> Traffic:
         num_micro_batches=1,
         reduces_once=True,
     )
+
+
+def test_one_machine_is_checked_without_an_endpoint(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(one_machine, "shared_memory_bytes", lambda: 64 * 2**20)
+    assert main(["--", "--model_name", "M"]) == 0
+    checked, warning, _ = capsys.readouterr().out.splitlines()
+    assert checked.startswith(f"doctor: checked this machine alone, {socket.gethostname()}: ")
+    assert f"torch {torch.__version__}" in checked
+    assert "/dev/shm has 64.00 MiB" in warning
+    assert "docker run --shm-size 16g" in warning
+    assert main(["--", "--lr", "x"]) == 2
+
+
+def test_a_machine_that_cannot_train_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match=r"^peft: not installed here; pip install"):
+        one_machine.check_machine({"torch": "2", "transformers": "5"}, print)
+    monkeypatch.setenv("NCCL_SOCKET_IFNAME", "ib")
+    with pytest.raises(ConfigError, match="NCCL_SOCKET_IFNAME=ib: this node has no such interface"):
+        one_machine.check_machine(describe_node([])["versions"], print)
 
 
 @pytest.mark.parametrize("endpoint", ["node-0", "node-0:", ":29500", "node-0:http", "node-0:70000", "node-0:0"])
@@ -87,8 +111,8 @@ def test_options_that_cannot_hold_are_refused_before_anyone_waits(
     assert capsys.readouterr().err.startswith(f"error: {flag}: ")
 
 
-def test_the_endpoint_is_required_without_a_launcher(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([]) == 2
+def test_the_endpoint_is_required_for_several_without_a_launcher(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--nnodes", "2"]) == 2
     assert capsys.readouterr().err.startswith("error: --rdzv_endpoint: ")
 
 

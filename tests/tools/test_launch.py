@@ -86,8 +86,8 @@ def test_slurm_gets_account_and_partition(capsys: pytest.CaptureFixture[str]) ->
 def test_what_documents_and_scripts_say_to_type_is_taken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    jobs = typed("sbatch")
-    assert len(jobs) >= 6
+    jobs = typed(r"(?:CONTAINER=\S+ )?sbatch")
+    assert len(jobs) >= 9
     for words in jobs:
         (script,) = [word for word in words if word.endswith(".slurm")]
         assert (ROOT / script).is_file()
@@ -104,9 +104,9 @@ def test_what_documents_and_scripts_say_to_type_is_taken(
 @pytest.mark.parametrize(
     ("files", "variables", "reason"),
     [
-        (["finetuning.py"], {}, "this is no job of Slurm; "),
+        (["slurm/container.sh"], {}, "this is no job of Slurm; "),
         ([], {"SLURM_JOB_ID": "1"}, "is not the repository's folder; "),
-        (["finetuning.py"], {"SLURM_JOB_ID": "1"}, "torchrun is not in PATH; "),
+        (["slurm/container.sh"], {"SLURM_JOB_ID": "1"}, "torchrun is not in PATH; "),
     ],
     ids=["no-job", "elsewhere", "no-torchrun"],
 )
@@ -114,7 +114,8 @@ def test_a_job_that_lacks_something_says_what(
     script: str, files: list[str], variables: dict[str, str], reason: str, tmp_path: Path
 ) -> None:
     for file in files:
-        (tmp_path / file).touch()
+        (tmp_path / file).parent.mkdir()
+        shutil.copy(ROOT / file, tmp_path / file)
     words = [shutil.which("bash") or "bash", str(ROOT / f"slurm/{script}.slurm"), "--model_name", "M"]
     environment = {"PATH": str(tmp_path), **variables}
     done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
@@ -245,6 +246,9 @@ def test_the_image_copies_what_is_there_and_runs_as_nobody() -> None:
         if line.startswith("COPY "):
             assert all((ROOT / source).exists() for source in line.split()[1:-1]), line
     assert [line for line in lines if line.startswith("USER ")] == ["USER 10001"]
+    installed = " ".join(lines)
+    for needs in ("", "-tracking", "-images", "-evaluation"):  # flags of a run must not need another image
+        assert f"--requirement requirements{needs}.txt" in installed
     ignored = (ROOT / ".dockerignore").read_text().split()
     assert not {"tools", "datasets", "configs", "requirements.txt"} & set(ignored)
     assert {".git", ".venv*", "outputs"} <= set(ignored)

@@ -1,0 +1,63 @@
+"""What the doctor looks at on a machine that meets no other: packages, GPUs, shared memory."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from tools.network.names import check_nccl_interfaces
+from utils.errors import ConfigError
+from utils.units import GIB, readable
+from utils.wording import plural
+
+_SHARED = Path("/dev/shm")
+_LEAST_SHARED_BYTES = GIB  # containers have 64 MiB unless they are given more
+
+
+def check_machine(versions: Mapping[str, str], say: Callable[[str], None]) -> None:
+    """Check this machine alone, and say what was found.
+
+    Args:
+        versions: of packages, by name.
+
+    Raises:
+        ConfigError: if a package that every run needs, a GPU's driver, or the interface named to NCCL is missing.
+    """
+    if missing := [name for name in ("torch", "transformers", "peft") if name not in versions]:
+        raise ConfigError(f"{', '.join(missing)}: not installed here; pip install --requirement requirements.txt")
+    check_nccl_interfaces()
+    shown = ", ".join(f"{name} {versions[name]}" for name in ("torch", "transformers", "peft", "this repository"))
+    say(f"checked this machine alone, {socket.gethostname()}: {_devices()}; {shown}")
+    shared = shared_memory_bytes()
+    if shared is not None and shared < _LEAST_SHARED_BYTES:
+        say(
+            f"warning: /dev/shm has {readable(shared)}: data workers and NCCL may end with a bus error; give the "
+            "container more (docker run --shm-size 16g), or --num_workers_dataloader 0"
+        )
+    say("to check several machines, give --rdzv_endpoint HOST:PORT of the first on each")
+
+
+def shared_memory_bytes() -> int | None:
+    """The size of /dev/shm; None if there is none."""
+    return shutil.disk_usage(_SHARED).total if _SHARED.is_dir() else None
+
+
+def _devices() -> str:
+    """The GPUs in words, by nvidia-smi: to ask torch takes seconds."""
+    command = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=30)
+    except (OSError, subprocess.TimeoutExpired):
+        return f"no GPU (no nvidia-smi), {plural(os.cpu_count() or 1, 'core')}"
+    names = done.stdout.split("\n")[:-1]
+    if done.returncode or not names:
+        raise ConfigError(
+            f"nvidia-smi: {' '.join((done.stdout + done.stderr).split())[:200]}; mend the driver, or give this machine "
+            "its GPUs (docker run --gpus all)"
+        )
+    kinds = ", ".join(dict.fromkeys(names))
+    return f"{plural(len(names), 'GPU')} ({kinds})"
