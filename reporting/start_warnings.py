@@ -33,9 +33,11 @@ def start_warnings(
             f"warning: {plural(start['num_train_rows'], 'training row')} for {start['world_size']} ranks: "
             "some ranks have nothing to do"
         )
-    if train.warmup_steps >= start["num_steps"]:
+    warmup_steps = train.warmup_of(start["num_steps"])
+    if warmup_steps >= start["num_steps"]:
+        flag = "--warmup_ratio" if train.warmup_ratio else "--warmup_steps"
         lines.append(
-            f"warning: the learning rate rises for {train.warmup_steps} steps (--warmup_steps), and the run ends after "
+            f"warning: the learning rate rises for {plural(warmup_steps, 'step')} ({flag}), and the run ends after "
             f"{start['num_steps']}: it never reaches --lr"
         )
     lines += [f"warning: {line}" for line in few_steps_lines(config, start, resolved, data)]

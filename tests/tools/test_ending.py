@@ -40,6 +40,7 @@ sys.argv = sys.argv[1:]
 runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
 """
 TOOLS = [f"tools.{file.stem}" for file in sorted((ROOT / "tools").glob("*.py")) if "__main__" in file.read_text()]
+TOOLS += [f"tools.{file.parent.name}" for file in sorted((ROOT / "tools").glob("*/__main__.py"))]
 
 
 @pytest.mark.parametrize("tool", TOOLS)

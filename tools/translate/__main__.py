@@ -15,6 +15,12 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+# Before the imports below, which take a while.
+if __name__ == "__main__":
+    from tools.beginning import begin_tool
+
+    begin_tool()
+
 from tools.ending import status_of
 from tools.translate.axolotl import AXOLOTL
 from tools.translate.command import read_command
@@ -29,10 +35,6 @@ from tools.translate.trl import TRL
 from utils.atomic_write import write_atomically
 from utils.errors import ConfigError
 from utils.printing import print_line
-from utils.streams import keep_standard_streams
-
-if __name__ == "__main__":
-    keep_standard_streams()
 
 TOOLS = {"axolotl": AXOLOTL, "llamafactory": LLAMA_FACTORY, "trl": TRL, "torchtune": TORCHTUNE, "litgpt": LITGPT}
 """By the name that --tool has for them. A file is of the first that it fits."""
