@@ -225,7 +225,7 @@ def test_a_resumed_run_takes_the_choice_of_its_checkpoint_as_long_as_that_fits_o
         words = [*argv, *AUTO.split(), *more, "--max_train_step", str(num_steps), "--resume", "auto"]
         (outcome,) = process_group.train(on_small_card(flags(model, data, run, *words), memory_gib, 1, card), 1)
         resolved = yaml.safe_load((run / "run.yaml").read_text())["resolved"]
-        lines = [line for line in outcome.stdout.splitlines() if line.startswith("activation_checkpointing: ")]
+        lines = [line for line in log_lines(outcome.stdout) if line.startswith("activation_checkpointing: ")]
         return resolved["activation_checkpointing"], lines
 
     first, _ = go_on(1, small)

@@ -58,7 +58,7 @@ class Run:
         for event in self.events[1:]:
             step = event.get("step", step)
             place = event["event"] + (f"/rank{event['rank']}/{event['phase']}" if event["event"] == "memory" else "")
-            for name in set(event) - {"event", "step", "rank", "phase", "status"}:
+            for name in set(event) - {"event", "step", "rank", "phase", "status", "time"}:
                 if event[name] is not None:
                     figures.setdefault(f"{place}/{name}", {})[step] = event[name]
         return figures
