@@ -24,6 +24,7 @@ from data.batches.workers import STOP_SIGNALS
 from ranks.collectives import max_on_host
 from ranks.environment import Environment
 from supervision.exit_status import leave
+from utils.log_clock import stamped
 from utils.printing import print_line
 
 T = TypeVar("T")
@@ -172,7 +173,7 @@ class StopRequests:
 
     def _say(self, line: str) -> None:
         if self.env.is_rank_zero:
-            print_line(f"\n{line}", to_stderr=True)  # below a progress bar
+            print_line("\n" + "\n".join(stamped(line)), to_stderr=True)  # below a progress bar
 
 
 class UntilAsked(Generic[T]):

@@ -33,6 +33,7 @@ from supervision.patience import patience_of
 from supervision.traces import close_stacks, open_stacks, where_main_thread_is, write_traces
 from supervision.verdict import Report, State, Verdict, judge, judge_lost, names_of
 from utils.host_memory import HostMemory, killed_since, read_host_memory
+from utils.log_clock import stamped
 from utils.printing import print_line
 from utils.torch_internals import set_timeout
 
@@ -271,8 +272,8 @@ class Watchdog:
         while time.monotonic() < deadline:
             if self._was_signalled():
                 if verdict.ranks and self._speaks():
-                    lost = names_of(verdict.ranks)
-                    print_line(f"\n{lost} ended: this rank ends, too, without a checkpoint", to_stderr=True)
+                    line = f"{names_of(verdict.ranks)} ended: this rank ends, too, without a checkpoint"
+                    print_line("\n" + "\n".join(stamped(line)), to_stderr=True)
                 leave(status)
             time.sleep(0.1)
 
