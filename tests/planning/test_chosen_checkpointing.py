@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from transformers import LlamaConfig
+from transformers import LlamaConfig, MixtralConfig
 
 from configs.flags import parse_flags
 from planning.machines.hardware import parse_hardware
@@ -87,6 +87,18 @@ def test_without_known_speeds_the_memory_alone_decides(one_billion: Path) -> Non
     assert found.time is None
     assert found.memory.verdict == "fits"
     assert found.model.empty.checkpointing.modes == ("off", "selective")
+
+
+def test_of_a_mixture_a_tenth_of_the_memory_stays_free(one_billion: Path, tmp_path: Path) -> None:
+    shape = {"hidden_size": 1024, "intermediate_size": 1024, "num_attention_heads": 16, "num_hidden_layers": NUM_LAYERS}
+    config = MixtralConfig(**shape, num_key_value_heads=8, vocab_size=32000, architectures=["MixtralForCausalLM"])
+    config.save_pretrained(tmp_path / "mixture")
+    for model, kept in ((one_billion, True), (tmp_path / "mixture", False)):
+        off = planned(model, "--use_peft --activation_checkpointing off").memory
+        memory_gib = (off.peak_gib + off.overhead_gib) / 0.93
+        found = planned(model, f"--use_peft {AUTO}", memory_gib=memory_gib)
+        assert (found.model.empty.checkpointing == Checkpointing("off")) == kept
+        assert kept or found.memory.margin_gib >= 0.1 * memory_gib
 
 
 def test_a_dry_run_says_what_it_would_choose(one_billion: Path, tmp_path: Path) -> None:
