@@ -75,28 +75,30 @@ def _of_host(memory: MemoryPlan) -> str:
 
 
 def verdict_line(plan: Plan) -> str:
-    """The verdict in one line, for eyes and for grep."""
+    """The verdict in one line, for eyes and for grep: on the device, and on host memory if there is little of it."""
     memory = plan.memory
-    on_device = _device_line(memory)
-    if memory.host_verdict == "fits" or memory.host_margin_gib is None:
-        return on_device
-    needed = f"{memory.host_gib:.2f} GiB of host memory per rank"
-    if memory.host_verdict == "tight":
-        of_host = f"{needed}, {memory.host_margin_gib:.2f} GiB of {memory.host_capacity_gib:.2f} GiB free"
-    else:
-        of_host = (
-            f"{needed} are {-memory.host_margin_gib:.2f} GiB more than the {memory.host_capacity_gib:.2f} GiB there are"
-        )
-    words = {"tight": "tight", "does_not_fit": "does not fit"}
-    if memory.device_verdict == memory.verdict:
-        return f"{on_device}; {of_host}"
-    return f"{words[memory.host_verdict]}: {of_host}; the device: {on_device}"
+    device, host = _device_text(memory), _host_text(memory)
+    texts = (
+        [host, f"on each device {device}"] if memory.host_verdict != memory.device_verdict and host else [device, host]
+    )
+    return f"{memory.verdict.replace('_', ' ')}: {'; '.join(filter(None, texts))}"
 
 
-def _device_line(memory: MemoryPlan) -> str:
+def _device_text(memory: MemoryPlan) -> str:
     there = f"{memory.capacity_gib:.2f} GiB"
     needed = f"peak {memory.peak_gib:.2f} GiB in {memory.peak_phase.replace('_', ' ')}"
     besides = f"{memory.overhead_gib:.2f} GiB besides torch's tensors"
     if memory.device_verdict == "does_not_fit":
-        return f"does not fit: {needed} and {besides} are {-memory.margin_gib:.2f} GiB more than the {there} there are"
-    return f"{memory.device_verdict}: {needed}, {besides}, {memory.margin_gib:.2f} GiB of {there} free"
+        return f"{needed} and {besides} are {-memory.margin_gib:.2f} GiB more than the {there} there are"
+    return f"{needed}, {besides}, {memory.margin_gib:.2f} GiB of {there} free"
+
+
+def _host_text(memory: MemoryPlan) -> str:
+    """Empty if host memory fits, or is not known."""
+    capacity, margin = memory.host_capacity_gib, memory.host_margin_gib
+    if capacity is None or margin is None or memory.host_verdict == "fits":
+        return ""
+    needed = f"{memory.host_gib:.2f} GiB of host memory per rank"
+    if memory.host_verdict == "tight":
+        return f"{needed}, {margin:.2f} GiB of {capacity:.2f} GiB free"
+    return f"{needed} are {-margin:.2f} GiB more than the {capacity:.2f} GiB there are"

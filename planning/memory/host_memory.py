@@ -45,9 +45,18 @@ def worker_bytes(planned: PlannedModel) -> int:
     return planned.config.train_config.num_workers_dataloader * WORKER_BYTES
 
 
+def copy_bytes(planned: PlannedModel, scheme: Scheme) -> int:
+    """Host memory of one rank's copy of its part of a checkpoint, if --async_save was given.
+
+    A run that was not told copies only what host memory has room for (checkpointing/save_plan.py).
+    """
+    return checkpoint_bytes(planned) // scheme.num_shards if planned.config.train_config.async_save else 0
+
+
 def host_training_bytes(planned: PlannedModel, scheme: Scheme) -> int:
     """Host memory of one rank while it trains: with offloading also parameters, gradients and states."""
-    return PROCESS_BYTES + worker_bytes(planned) + offloaded_bytes(planned, scheme)
+    workers, copy = worker_bytes(planned), copy_bytes(planned, scheme)
+    return PROCESS_BYTES + workers + copy + offloaded_bytes(planned, scheme)
 
 
 def offloaded_bytes(planned: PlannedModel, scheme: Scheme) -> int:

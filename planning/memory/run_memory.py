@@ -19,6 +19,7 @@ from planning.memory.held_bytes import Scheme
 from planning.memory.host_memory import (
     CPU_PROCESS_BYTES,
     checkpoint_bytes,
+    copy_bytes,
     heap_bytes,
     host_load_bytes,
     host_training_bytes,
@@ -120,6 +121,7 @@ def memory_of(planned: PlannedModel, card: Card, run: RunBytes) -> MemoryPlan:
         loads, trains = host_load_bytes(planned), host_training_bytes(planned, scheme) + on_host
     else:  # the device is the host: offloaded tensors stay in the same memory
         overhead = CPU_PROCESS_BYTES + heap_bytes(peaks) + offloaded_bytes(planned, scheme) + on_host
+        overhead += copy_bytes(planned, scheme)
         loads, trains = CPU_PROCESS_BYTES + peaks["load"].total, peak + overhead + worker_bytes(planned)
     return MemoryPlan(
         phases={phase: peak.in_gib() for phase, peak in peaks.items()},

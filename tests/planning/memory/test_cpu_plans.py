@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from transformers import LlamaConfig
 
 from configs.flags import parse_flags
@@ -42,6 +43,11 @@ def test_the_process_and_its_heap_count_besides_tensors(tmp_path: Path) -> None:
     assert memory.host_training_gib == memory.peak_gib + memory.overhead_gib
     with_workers = planned(tmp_path, "--context_length", "4096", workers=2).memory
     assert with_workers.host_training_gib - memory.host_training_gib == 2 * WORKER_BYTES / GIB
+
+
+def test_the_copy_of_a_checkpoint_counts_if_it_was_asked_for(tmp_path: Path) -> None:
+    plain, copies = (planned(tmp_path, "--async_save", asked).memory for asked in ("False", "True"))
+    assert copies.host_training_gib - plain.host_training_gib == pytest.approx(plain.checkpoint_gib, rel=1e-6)
 
 
 def test_ranks_on_a_cpu_share_its_memory_with_their_loading_processes(tmp_path: Path) -> None:
