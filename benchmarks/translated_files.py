@@ -5,9 +5,9 @@
     python -m benchmarks.translated_files --clones CLONES --out FOLDER
 
 Of each tool's files that train a language model on given text or answers, ten are taken at even distances in the order
-of their names. Each is translated, and its recipe goes through --dry_run with all of its settings but two: a tiny model
-of the same architecture takes the place of the model, and a small file with the same columns that of data on the hub.
-A file that has a result in FOLDER is not tried again. The table is FOLDER/table.md.
+of their names. Each is translated, and its recipe goes through --dry_run with all of its settings but two: a config of
+the same architecture with two layers takes the place of the model, and a small file with the same columns that of data
+on the hub. A file that has a result in FOLDER is not tried again. The table is FOLDER/table.md.
 """
 
 from __future__ import annotations
@@ -26,17 +26,15 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from transformers import AutoConfig
 
+from benchmarks.runs.stand_ins import NUM_ROWS, stand_in_data, stand_in_model
 from configs.flags import parse_flags
 from planning.dry_run import dry_run
 from ranks.environment import read_environment
 from tools.ending import status_of
-from tools.make_tiny_model import make_tiny_model
 from tools.translate.__main__ import main as translate_main
 
 TEN = 10
-_ROWS = 60
 
 
 @dataclass(frozen=True)
@@ -86,56 +84,8 @@ TOOLS = (
     Published("litgpt", (("Lightning-AI/litgpt", "config_hub/finetune/*/*.yaml"),), r"\A\Z"),
 )
 
-MODEL_TYPES = {
-    "phi-3|phi3|phi-4|phi4": "phi3",
-    "phi-2|phi-1": "phi",
-    "gemma-4": "gemma4_text",
-    "llama-4": "llama4_text",
-    "gemma-3|gemma3": "gemma3_text",
-    "gemma-2-|gemma2": "gemma2",
-    "gemma": "gemma",
-    r"qwen3.*a\d+b": "qwen3_moe",
-    "qwen3": "qwen3",
-    "qwen": "qwen2",
-    "mixtral": "mixtral",
-    "mistral|devstral|magistral": "mistral",
-    "falcon-h1": "falcon_h1",
-    "falcon": "falcon",
-    "stablelm-base|pythia|redpajama": "gpt_neox",
-    "starcoder2": "starcoder2",
-    "smollm3": "smollm3",
-    "gpt-oss": "gpt_oss",
-    "nemotron-3": "nemotron_h",
-    "jamba": "jamba",
-    "olmo-3": "olmo3",
-    "granite": "granite",
-    "cohere|command-r": "cohere",
-    "glm": "glm4",
-    "lfm2": "lfm2",
-    "gpt-j": "gptj",
-    "llama|yi-|xgen|smollm|deepcogito|hermes|vicuna": "llama",
-}
-"""Architectures by a pattern of the model's name; the first that fits counts."""
 
-_SIZES = {
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "max_position_embeddings": 131072,
-    "pad_token_id": None,  # some families' own are beyond the tiny vocabulary
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
 _QUANTIZED = r"AWQ|GPTQ|AQLM"
-_OWN_SIZES = {"gptj": {"rotary_dim": 8}}
-_CHATML = (
-    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}{{ eos_token }}\n"
-    "{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
 
 
 def published_files(tool: Published, clones: Path) -> list[tuple[str, str, list[str]]]:
@@ -169,55 +119,6 @@ def evenly(files: list[Any], count: int) -> list[Any]:
     return [files[round(index * (len(files) - 1) / (count - 1))] for index in range(count)]
 
 
-def stand_in_model(name: str, folder: Path) -> Path | None:
-    """A folder with a tiny config.json of the architecture of the model of this name; None if it is not known."""
-    kind = next((kind for pattern, kind in MODEL_TYPES.items() if re.search(pattern, name.lower())), None)
-    if kind is None:
-        return None
-    made = folder / "models" / kind
-    tokens = folder / "models" / "tokenizer"
-    if not (tokens / "config.json").exists():
-        tokens.mkdir(parents=True, exist_ok=True)
-        forked(lambda: 0 if make_tiny_model(str(tokens)) else 1, tokens / "made.txt")
-    if not (made / "config.json").exists():
-        made.mkdir(parents=True, exist_ok=True)
-        vocab_size = json.loads((tokens / "config.json").read_text())["vocab_size"]
-        AutoConfig.for_model(kind, **_SIZES, **_OWN_SIZES.get(kind, {}), vocab_size=vocab_size).save_pretrained(made)
-        for file in tokens.glob("tokenizer*"):
-            (made / file.name).write_bytes(file.read_bytes())
-        settings = json.loads((made / "tokenizer_config.json").read_text())
-        (made / "tokenizer_config.json").write_text(json.dumps(settings | {"chat_template": _CHATML}))
-    return made
-
-
-def stand_in_data(dataset: str, settings: dict[str, str], folder: Path) -> Path:
-    """A folder with splits in the format of `dataset`, with the columns that a recipe names."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for split in (settings.get("train_split", "train"), settings.get("test_split")):
-        if split is not None:
-            rows = [json.dumps(_row(dataset, settings, number)) for number in range(_ROWS)]
-            (folder / f"{split}.jsonl").write_text("\n".join(rows) + "\n")
-    return folder
-
-
-def _row(dataset: str, settings: dict[str, str], number: int) -> dict[str, Any]:
-    question, answer = f"What is {number} and one?", f"It is {number + 1}."
-    if dataset == "chat_dataset":
-        turns = [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
-        if settings.get("messages_column") == "conversations":
-            turns = [{"from": "human", "value": question}, {"from": "gpt", "value": answer}]
-        return {settings.get("messages_column", "messages"): turns}
-    if dataset == "text_dataset":
-        return {settings.get("text_column", "text"): f"{question} {answer}"}
-    if dataset == "segments_dataset":
-        return {"segments": [{"text": question, "label": False}, {"text": answer, "label": True}]}
-    if dataset == "instruction_dataset":
-        columns = (settings.get("prompt_column", "prompt"), settings.get("completion_column", "completion"))
-        more = {settings["input_column"]: ""} if "input_column" in settings else {}
-        return {columns[0]: question, columns[1]: answer, **more}
-    return {"instruction": question, "input": "", "output": answer}
-
-
 def try_file(words: list[str], folder: Path, clones: Path) -> dict[str, Any]:
     """Translate and plan one file. The result says how far it came, and what was replaced."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -235,12 +136,12 @@ def try_file(words: list[str], folder: Path, clones: Path) -> dict[str, Any]:
     model = stand_in_model(name, folder.parent.parent)
     if model is None:
         return {"reached": False, "keys": keys, "why": f"no stand-in for the architecture of {name}"}
-    flags, replaced = ["--model_name", str(model)], [f"a tiny {model.name}"]
+    flags, replaced = ["--model_name", str(model)], [f"a small {model.name}"]
     for dataset in settings["train_config"].get("dataset", "").split(","):
         own = settings.get(dataset, {})
         if not all(Path(part).exists() for part in own.get("data_path", "").split(",")):
             flags += [f"--{dataset}.data_path", str(stand_in_data(dataset, own, folder / dataset))]
-            replaced.append(f"{_ROWS} rows for {dataset}")
+            replaced.append(f"{NUM_ROWS} rows for {dataset}")
     ranks = re.search(r"--nproc_per_node (\d+)", printed)
     flags += ["--dry_run", "--dry_run_hardware", f"{ranks[1] if ranks else 1}xH100-80GB"]
     argv = ["--config", str(recipe), *flags]
