@@ -202,6 +202,7 @@ LITGPT = Tool(
         "eval.initial_validation": values.if_on("eval_before_training", "True"),
         "optimizer": _optimizer,
         "optimizer.init_args.betas": steps.betas,
+        "optimizer.init_args.eps": steps.epsilon,
         "logger_name": values.trackers,
     },
     missing=by_name(

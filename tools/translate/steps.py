@@ -12,6 +12,7 @@ from configs.values import convert
 from tools.translate.translation import Rule, Translation
 
 CANNOT = "no schedule here falls so; cosine is set"
+_EPSILON = 1e-8
 _SCHEDULES = ("cosine", "linear", "constant")
 _LONGEST_STEP = int(SETTINGS["train_config.step_timeout_seconds"].maximum or 0)
 
@@ -79,6 +80,14 @@ def betas(translation: Translation, key: str) -> None:
         translation.refuse(key, "holds no two numbers; write [BETA1, BETA2]")
     translation.set(key, "adam_beta1", found[0])
     translation.set(key, "adam_beta2", found[1])
+
+
+def epsilon(translation: Translation, key: str) -> None:
+    """What Adam adds to the root of its second moments."""
+    if translation.number(key) == _EPSILON:
+        translation.needless(key, f"it is {_EPSILON:g}, PyTorch's own")
+    else:
+        translation.missing(key, f"AdamW has PyTorch's own, {_EPSILON:g}")
 
 
 def all_steps(translation: Translation, key: str) -> None:

@@ -239,6 +239,7 @@ TORCHTUNE = Tool(
         "dataset_val": _validation,
         "optimizer": _optimizer,
         "optimizer.betas": steps.betas,
+        "optimizer.eps": steps.epsilon,
         "lr_scheduler": _schedule,
         "loss": _loss,
         "dtype": _dtype,

@@ -16,10 +16,10 @@ def bf16(translation: Translation, key: str) -> None:
     if text in ("auto",):
         translation.needless(key, "bf16 is computed in if the device has it")
     elif translation.switch(key):
-        if translation.given("pure_bf16") != "True":
-            translation.set(key, "mixed_precision", "True")
-        else:
+        if translation.given("pure_bf16") == "True" or translation.switch("pure_bf16"):
             translation.needless(key, "weights and all products are in bf16")
+        else:
+            translation.set(key, "mixed_precision", "True")
     elif translation.switch("fp16"):
         translation.needless(key, "fp16 is computed in")
     else:
@@ -142,6 +142,7 @@ TRAINER_RULES: dict[str, Rule] = {
     "max_steps": steps.all_steps,
     "num_train_epochs": steps.all_epochs,
     "warmup_steps": steps.warmup,
+    "adam_epsilon": steps.epsilon,
     "max_grad_norm": steps.clipping,
     "optim": steps.optimizer,
     "lr_scheduler_type": steps.schedule,

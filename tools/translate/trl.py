@@ -128,10 +128,12 @@ def _loss(translation: Translation, key: str) -> None:
 
 
 def _padding_free(translation: Translation, key: str) -> None:
-    if translation.switch(key):
-        translation.set(key, "batching_strategy", "packing")
+    if not translation.switch(key) or translation.switch("packing"):
+        translation.needless(key, "packing says it; packed rows have no padding")
     else:
-        translation.needless(key, "packing says it")
+        translation.missing(
+            key, "rows are as wide as the longest of their batch; --batching_strategy packing fills them"
+        )
 
 
 def _strategy(translation: Translation, key: str) -> None:

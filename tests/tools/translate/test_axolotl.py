@@ -93,6 +93,7 @@ fsdp_config:
   fsdp_state_dict_type: FULL_STATE_DICT
   fsdp_sharding_strategy: SHARD_GRAD_OP
 neftune_noise_alpha: 5
+adam_epsilon: 1e-5
 """
 
 
@@ -116,6 +117,7 @@ def test_all_weights_on_chats_under_fsdp(
     template = Path(config.value("chat_dataset.chat_template"))
     assert template.read_text() == "{% for message in messages %}{{ message['content'] }}{% endfor %}\n"
     assert "no counterpart: neftune_noise_alpha: no noise is added to embeddings" in printed
+    assert "no counterpart: adam_epsilon: AdamW has PyTorch's own, 1e-08" in printed
     assert "torchrun --nproc_per_node 4 finetuning.py --config" in recipe
 
 

@@ -134,3 +134,9 @@ def test_what_no_run_here_can_be_is_refused_with_its_line(
     before: str, after: str, refusal: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert refusal_of(LORA.replace(before, after), tmp_path, capsys).startswith(refusal)
+
+
+def test_weights_in_bf16_go_before_products_in_bf16(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = LORA.replace("type: lora", "type: full").replace("lora_rank: 16\nlora_target: all\n", "")
+    config = translate_text(f"{text}pure_bf16: true\n", tmp_path, capsys).config
+    assert (config.fsdp_config.pure_bf16, config.train_config.mixed_precision) == (True, None)
