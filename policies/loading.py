@@ -15,6 +15,7 @@ from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 
 from configs.training import TrainConfig
 from policies.pretrained import build_on_meta
+from policies.wrapping import num_known_ids
 from utils.compat import attention_of_capped_scores, caps_scores
 from utils.errors import ConfigError
 from utils.hub import check_on_hub, explain
@@ -186,15 +187,20 @@ def grow_embeddings(
         Lines to print.
 
     Raises:
-        ConfigError: with an adapter that would not hold the new rows.
+        ConfigError: with an adapter that would not hold the new rows, and for embeddings of two tables.
     """
-    rows: int = model.get_input_embeddings().num_embeddings  # type: ignore[assignment]
+    rows = num_known_ids(model)
     if needed <= rows:
         return []
     if use_peft and not set(range(rows, needed)) <= set(new_tokens):
         raise ConfigError(
             f"--tokenizer_name: the tokenizer has {needed} tokens, the model {rows}, and an adapter holds the "
             "embeddings of --add_special_tokens alone; name them there, or train without --use_peft"
+        )
+    if getattr(model.config, "additional_vocab_size", 0):
+        raise ConfigError(
+            f"--tokenizer_name: the tokenizer has {needed} tokens, the model {rows}, and embeddings of two tables "
+            f"(additional_vocab_size of {model.config.model_type} models) are not grown; give the model's own tokenizer"
         )
     model.resize_token_embeddings(needed, mean_resizing=False)  # shapes only; policies.weights.materialise gives values
     return [f"embeddings grown from {rows} to {needed} rows: the tokenizer has more tokens than the model"]

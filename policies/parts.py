@@ -28,7 +28,11 @@ def qformer_part(model: PreTrainedModel) -> Sequence[nn.Module | nn.Parameter]:
 
 def language_part(model: PreTrainedModel) -> list[nn.Module]:
     """The language model with its embeddings and head: a decoder, or encoder and decoder."""
-    return [model.get_decoder(), model.get_output_embeddings()]
+    decoder, seen = model.get_decoder(), vision_part(model)
+    children = list(decoder.children())
+    # In Idefics the decoder holds the vision encoder.
+    inside = [part for part in children if part not in seen] if any(part in seen for part in children) else [decoder]
+    return [*inside, model.get_output_embeddings()]
 
 
 def has_vision(model: nn.Module) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from torch import nn
 from transformers import PreTrainedModel
@@ -44,6 +45,12 @@ def find_outer_norms(model: nn.Module, layers: Sequence[nn.Module]) -> list[nn.M
 def has_tied_embeddings(model: PreTrainedModel) -> bool:
     head, embeddings = model.get_output_embeddings(), model.get_input_embeddings()
     return head is not None and head.weight is embeddings.weight
+
+
+def num_known_ids(model: PreTrainedModel) -> int:
+    """The token ids that the model has embeddings for; Idefics has a second table for the last ones."""
+    embedding: Any = model.get_input_embeddings()
+    return embedding.num_embeddings + getattr(embedding, "num_additional_embeddings", 0)
 
 
 def find_units(model: PreTrainedModel, wrap: Sequence[str] = ("layer",)) -> list[nn.Module]:

@@ -73,14 +73,20 @@ class ImageText(Task[ImageTextMicroBatch]):
 
     def fits(self, model_config: PreTrainedConfig) -> bool:
         """Whether transformers has a model of images and text of this type."""
-        return hasattr(model_config, "vision_config") and type(model_config) in self.AUTO_MODEL._model_mapping
+        return type(model_config) in self.AUTO_MODEL._model_mapping
 
     def check_config(self, model_config: PreTrainedConfig, model_name: str) -> None:
-        """Check that config.json names the tokens that inputs are made with; old ones of BLIP-2 lack that of the image.
+        """Check that config.json has a vision encoder, and the token of an image, which old ones of BLIP-2 lack.
 
         Raises:
             ConfigError: if not.
         """
+        if not hasattr(model_config, "vision_config"):  # Fuyu, Emu3 and Chameleon, whose images are tokens or patches
+            raise ConfigError(
+                f"--model_name: {model_name} is a {model_config.model_type} model, whose config.json has no "
+                "vision_config, and of models of image and text only those with a vision encoder are trained; give a "
+                "model of another family"
+            )
         for name in ("image_token_index", "image_token_id"):  # one is the other's alias, where a family has both
             # 0 for a family that does not have this name.
             if getattr(model_config, name, 0) is None:
@@ -108,20 +114,26 @@ class ImageText(Task[ImageTextMicroBatch]):
             raise ConfigError(f"--peft_method: {train.peft_method} is for models of text alone; give lora")
 
     def check_model(self, model: PreTrainedModel, model_name: str) -> list[str]:
-        """Check that the head and what computes its input were found.
+        """Check that the head and what computes its input were found, and let all weights be trained.
 
         Returns:
-            No lines to print.
+            A line for a family that freezes parts by its config, though not if `from_pretrained` reads it (Idefics).
 
         Raises:
-            ConfigError: if not.
+            ConfigError: if they were not found.
         """
         if model.get_output_embeddings() is None or self.backbone(model)[-1] is head(model):
             raise ConfigError(
                 f"--model_name: transformers {transformers.__version__} does not say where the language model of "
                 f"{type(model).__name__} ends, and the loss is computed after it; give a model of another family"
             )
-        return []
+        frozen = [name for name in ("freeze_text_layers", "freeze_vision_layers") if getattr(model.config, name, False)]
+        if not frozen:
+            return []
+        model.requires_grad_(True)
+        return [
+            f"{' and '.join(frozen)} of config.json: not followed; --freeze_language_model and --freeze_vision freeze"
+        ]
 
     def loss_notes(self, model_config: PreTrainedConfig) -> list[str]:
         return CausalLM().loss_notes(model_config)

@@ -12,7 +12,7 @@ depend on the layout.
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import nn
@@ -36,7 +36,7 @@ from policies.weights.fitting import (
 from policies.weights.sources import FileWeights, RandomWeights, Stored, Target, Weights, WholeWeights
 from policies.weights.stored import SafetensorsTensors, weight_files
 from policies.weights.tensor_names import find_stored, plain_name, saved_buffers, shared_names
-from policies.wrapping import has_tied_embeddings
+from policies.wrapping import has_tied_embeddings, num_known_ids
 from ranks.agreement import check_agreement
 from ranks.collectives import one_rank_per_node_first
 from ranks.environment import Environment, print_rank_zero
@@ -135,7 +135,7 @@ def find_weights(
             raise explain_failed_load(train, error) from error
         if not has_tied_embeddings(whole):  # else growing would tie the head again that from_pretrained has untied
             untie_config(whole)
-        if cast(nn.Embedding, whole.get_input_embeddings()).num_embeddings < num_rows:
+        if num_known_ids(whole) < num_rows:
             whole.resize_token_embeddings(num_rows)
         if sorted(map(sorted, shared_names(whole))) != ties:
             raise ConfigError(

@@ -14,6 +14,7 @@ from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
     CLIPConfig,
+    FuyuConfig,
     Gemma3Config,
     Gemma3TextConfig,
     Llama4TextConfig,
@@ -122,6 +123,14 @@ def test_a_language_model_inside_a_larger_one_is_refused(bench: Bench) -> None:
     message = bench.refused("--model_name", str(model), "--random_weights", "--task", "causal_lm")
     assert "--model_name" in message
     assert "Gemma3ForConditionalGeneration" in message
+
+
+def test_a_model_of_images_without_a_vision_encoder_is_refused(bench: Bench) -> None:
+    model = bench.copy_of_model()
+    FuyuConfig().save_pretrained(model)
+    for task in ([], ["--task", "image_text"]):
+        message = bench.refused("--model_name", str(model), "--random_weights", *task)
+        assert f"--model_name: {model} is a fuyu model, whose config.json has no vision_config" in message
 
 
 def test_a_model_whose_decoder_transformers_does_not_name_is_refused(bench: Bench) -> None:

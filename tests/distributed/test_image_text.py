@@ -27,6 +27,7 @@ SLOW_CASES = [  # every family
     ("gemma3", "fsdp", False),
     ("paligemma", "single", False),
     ("mllama", "single", False),
+    ("idefics1", "fsdp", False),
     ("qwen2_vl", "fsdp", False),
 ]
 MORE_CASES = [

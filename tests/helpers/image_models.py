@@ -245,6 +245,26 @@ def _mllama() -> tuple[Any, Any]:
     return config, processor
 
 
+def _idefics1() -> tuple[Any, Any]:
+    """Its text reads the image through cross-attention, behind gates that are closed in a new model."""
+    tokenizer = caption_tokenizer("<image>", "<fake_token_around_image>")
+    tokenizer.pad_token = "<unk>"
+    processor = transformers.IdeficsProcessor(
+        transformers.IdeficsImageProcessorPil(image_size=IMAGE_SIZE), tokenizer, image_size=IMAGE_SIZE
+    )
+    vision = VISION | {"embed_dim": VISION["hidden_size"]}
+    config = transformers.IdeficsConfig(
+        **TEXT_SIZES | IDS,
+        vocab_size=len(tokenizer) - 2,
+        additional_vocab_size=2,
+        intermediate_size=48,
+        max_position_embeddings=256,
+        alpha_initializer="ones",
+        vision_config={name: size for name, size in vision.items() if name != "hidden_size"},
+    )
+    return config, processor
+
+
 def _git() -> tuple[Any, Any]:
     """A model that puts the image's positions in front of the text's."""
     tokenizer = caption_tokenizer(cls_token="<s>", sep_token="</s>")
@@ -328,6 +348,7 @@ MODELS: dict[str, Callable[[], tuple[Any, Any]]] = {
     "paligemma": _paligemma,
     "mllama": _mllama,
     "git": _git,
+    "idefics1": _idefics1,
     "idefics3": _idefics3,
     "qwen2_vl": _qwen2_vl,
     "qwen2_5_vl": _qwen2_5_vl,

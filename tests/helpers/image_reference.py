@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import peft
 import torch
+import torch.nn.functional as F
 from peft.tuners.lora import LoraLayer
 from PIL import Image
 from transformers import AutoModelForImageTextToText
@@ -75,13 +77,21 @@ def image_reference(
         loss_sum = 0.0
         for row in chosen:
             inputs, labels = _example(processor, model.config, table.parent / rows[row]["image"], captions[row])
-            loss = model(**inputs, labels=labels).loss * len(captions[row])
+            loss = _own_loss(model, inputs, labels) * len(captions[row])
             (loss / num_label_tokens).backward()
             loss_sum += loss.item()
         results.append((loss_sum / num_label_tokens, torch.nn.utils.clip_grad_norm_(parameters, 0.5).item()))
         optimizer.step()
         optimizer.zero_grad()
     return results
+
+
+def _own_loss(model: Any, inputs: dict[str, torch.Tensor], labels: torch.Tensor) -> torch.Tensor:
+    """transformers' own mean over the label tokens; that of Idefics fails on logits of its additional tokens."""
+    if getattr(model.config, "additional_vocab_size", 0):
+        logits = model(**inputs).logits
+        return F.cross_entropy(logits[0, :-1], labels[0, 1:])
+    return model(**inputs, labels=labels).loss
 
 
 def _example(
@@ -106,6 +116,6 @@ def _example(
     for name, kind in {"token_type_ids": suffix, "mm_token_type_ids": 0}.items():
         if name in inputs:
             inputs[name] = torch.cat([inputs[name], torch.full_like(answer, kind)], dim=1)
-    if (seen := inputs.get("cross_attention_mask")) is not None:  # images, by each token
-        inputs["cross_attention_mask"] = torch.cat([seen, *[seen[:, -1:]] * answer.shape[1]], dim=1)
+    for name in inputs.keys() & {"cross_attention_mask", "image_attention_mask"}:  # the images that each token sees
+        inputs[name] = torch.cat([inputs[name], *[inputs[name][:, -1:]] * answer.shape[1]], dim=1)
     return inputs, labels

@@ -59,6 +59,17 @@ def test_a_frozen_part_is_frozen_whole_and_nothing_else(flags: list[str], still_
     assert not trained & frozen
 
 
+def test_a_vision_encoder_inside_the_decoder_is_no_part_of_the_language_model() -> None:
+    model = make("idefics1")
+    model.requires_grad_(True)
+    names = ("freeze_vision", "freeze_qformer", "freeze_language_model")
+    train: Any = SimpleNamespace(**{name: name == "freeze_language_model" for name in names})
+    freeze_parts(model, model, train)
+    trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    assert trained
+    assert all(name.startswith("model.vision_model.") for name in trained)
+
+
 def test_lora_means_the_language_model_and_a_tower_only_by_a_name_of_its_own() -> None:
     model = make("llava")
     linears = {name for name, module in model.named_modules() if isinstance(module, nn.Linear)}
@@ -77,4 +88,5 @@ def test_the_default_targets_are_queries_and_values_of_the_language_model(name: 
     assert {target.rpartition(".")[2] for target in targets} in ({"q_proj", "v_proj"}, {"q", "v"})
     text = config.get_text_config()
     num_attentions = 3 if text.is_encoder_decoder else 1  # of the encoder, of the decoder, and between them
+    num_attentions += name == "idefics1"  # each layer looks at the image, too
     assert len(targets) == 2 * num_attentions * text.num_hidden_layers

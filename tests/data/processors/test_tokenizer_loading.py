@@ -9,7 +9,13 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    IdeficsConfig,
+    IdeficsForVisionText2Text,
+)
 
 import finetuning
 from configs.flags import parse_flags
@@ -158,6 +164,18 @@ def test_embeddings_of_a_model_with_rows_to_spare_do_not_shrink(tiny_model: Path
     assert grow_embeddings(model, num_rows_needed(tokenizer), use_peft=False) == []
     assert grow_embeddings(model, num_rows_needed(tokenizer), use_peft=True) == []
     assert model.get_input_embeddings().num_embeddings == len(tokenizer) + 7
+
+
+def test_embeddings_of_two_tables_are_counted_together_and_not_grown() -> None:
+    """Idefics keeps the embeddings of its last tokens apart."""
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    vision = {"embed_dim": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = IdeficsConfig(**sizes, vocab_size=50, additional_vocab_size=2, vision_config=vision)
+    model = IdeficsForVisionText2Text(config)
+    assert grow_embeddings(model, 52, use_peft=False) == []
+    assert model.get_input_embeddings().num_embeddings == 50
+    with pytest.raises(ConfigError, match="--tokenizer_name: the tokenizer has 53 tokens, the model 52"):
+        grow_embeddings(model, 53, use_peft=False)
 
 
 def test_an_adapter_refuses_tokens_that_the_model_does_not_have(tiny_model: Path, tokenizer: Any) -> None:
