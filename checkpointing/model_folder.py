@@ -18,6 +18,7 @@ from checkpointing.gathering import gathered_state_dict
 from policies.adapters.kinds import is_own_name
 from policies.sharding import own_class, unwrap
 from ranks.collectives import on_rank_zero
+from reporting.card.card_file import copy_card
 from utils.compat import must_be_exact
 from utils.deleting import delete_folder
 from utils.processor_type import Processor
@@ -36,7 +37,8 @@ def export_model(model: nn.Module, tokenizer: Processor, run_folder: Path, *, dt
     """Write the weights. Every rank must call this; rank 0 writes.
 
     An earlier folder is replaced only once the new one is complete. Sharded weights are gathered one tensor at a time
-    into rank 0's host memory, which then holds one copy of what is saved.
+    into rank 0's host memory, which then holds one copy of what is saved. An earlier README.md stays, for
+    `reporting.card.card_file.renew_card`.
 
     Args:
         dtype: of a model's floating-point weights; None, and for adapters: that of training.
@@ -53,6 +55,7 @@ def export_model(model: nn.Module, tokenizer: Processor, run_folder: Path, *, dt
 
     def write(temporary: Path) -> None:
         _write(inner, state_dict, tokenizer, temporary, dtype)
+        copy_card(folder, temporary)
 
     reason = on_rank_zero(lambda: _replace(folder, write))
     if reason:

@@ -14,6 +14,7 @@ from planning.against_run import compare_with_plan
 from policies.finite import weights_not_finite
 from preparation.prepare import Job
 from ranks.collectives import gather_to_all, on_rank_zero
+from reporting.card.card_file import CARD, renew_card
 from supervision.divergence import describe_divergence, has_diverged, note_loss
 from supervision.non_finite import NonFiniteError, describe_non_finite
 from supervision.stopping import StopRequests
@@ -133,7 +134,14 @@ def save_weights(job: Job) -> bool:
         job.reporter.say(f"weights of step {job.state.step} could not be saved ({error}); the earlier ones stay")
         return False
     job.reporter.weights.note_saved(job.state.step, folder)
+    _renew_card(job)
     return True
+
+
+def _renew_card(job: Job) -> None:
+    """Write README.md next to the saved weights, as far as the run has come."""
+    if reason := on_rank_zero(lambda: renew_card(job.folder)):
+        job.reporter.say(f"the weights' {CARD} could not be written ({reason})")
 
 
 def save_results(job: Job) -> None:
@@ -172,6 +180,7 @@ def finish_run(job: Job, status: str, asked: str) -> None:
     job.saver.close()
     reporter.run_ended("failed" if lacking else status)
     lacking += on_rank_zero(reporter.write_rest)
+    _renew_card(job)
     if lacking:
         raise TrainingError(
             f"{how}, but {'; '.join(lacking)}; free the disk, or bring the folder back, and give --resume auto"

@@ -10,6 +10,7 @@ from typing import Any
 
 from checkpointing.exporting.plan import ExportPlan
 from checkpointing.exporting.safetensors_file import check_model_files, write_model_files
+from reporting.card.card_file import CARD
 from utils.deleting import delete_folder
 from utils.disk_errors import disk_refusal
 from utils.errors import ConfigError, RunError, TrainingError
@@ -38,13 +39,18 @@ def check_place(folder: Path, num_bytes: int = 0) -> None:
 
 
 def write_export(
-    plan: ExportPlan, folder: Path, progress: Callable[[str, int], Any], verify: Callable[[Path], object] | None = None
+    plan: ExportPlan,
+    folder: Path,
+    progress: Callable[[str, int], Any],
+    verify: Callable[[Path], object] | None = None,
+    card: str | None = None,
 ) -> None:
     """Write FOLDER.incomplete, read it back, and rename it.
 
     Args:
         progress: (what, bytes) -> a progress bar like tqdm's.
         verify: checks the folder before it is renamed; raises if something is wrong.
+        card: the text of README.md.
 
     Raises:
         ConfigError: if the folder exists, the disk is too small, or the source is damaged; nothing was written.
@@ -64,6 +70,8 @@ def write_export(
             )
         plan.save_config(temporary)
         plan.tokenizer.save_pretrained(temporary)
+        if card is not None:
+            (temporary / CARD).write_text(card, encoding="utf-8")
         with progress("reading back", plan.num_bytes) as bar:
             check_model_files(temporary, plan.entries, digests, bar.update)
         if verify is not None:
