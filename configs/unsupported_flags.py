@@ -3,7 +3,7 @@
 _NO_PREFERENCES = "given answers are learned; there is no preference or reward training"
 _CHUNKS = "the loss is computed in chunks, so whole logits are never held"
 _TOKENIZED = "one rank of each machine tokenizes, on all of its cores, and the result is kept"
-_UPLOAD = "nothing is uploaded; `hf upload OWNER/NAME RUN/model` does that"
+_UPLOAD = "a run uploads nothing; `python -m tools.export RUN --push_to_hub OWNER/NAME` does it afterwards"
 _LOGIN = "`hf auth login`, or the variable HF_TOKEN, gives the hub's token"
 _REVISION = "`hf download OWNER/NAME --revision R --local-dir DIR` gets it, and --model_name DIR takes it"
 _OF_MODEL = "the model's files say it"

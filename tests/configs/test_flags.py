@@ -436,7 +436,7 @@ def test_all_unknown_names_are_told_at_once():
         ("--train_on_inputs False", "--mask_prompt"),
         ("--load_best_model_at_end", "--best_metric"),
         ("--do_train", "--do_train: unknown flag; leave it out: a run trains"),
-        ("--push_to_hub", "leave it out: nothing is uploaded"),
+        ("--push_to_hub", "leave it out: a run uploads nothing; `python -m tools.export RUN --push_to_hub OWNER/NAME`"),
         ("--activation_checkpointing True", "here it is full"),
         ("--batching_strategy true", "here it is packing"),
         (

@@ -322,10 +322,18 @@ def test_the_documented_commands_run_as_written(
     (tmp_path / "prompts.jsonl").write_text('{"prompt": "Hi!"}\n')
     exports = documented("tools.export", "export.md")
     answers = [argv for argv in documented("tools.generate", "chatting.md") if argv[0] != "outputs/chats"]
-    assert len(exports) == 8
+    assert len(exports) == 12
     assert len(answers) == 3
     for argv in exports:
+        if "--push_to_hub" in argv:
+            continue
+        if "gguf" in argv:  # no converter knows the tokenizer of a tiny model
+            assert main(argv) == 2
+            assert "pre-tokenizer" in capsys.readouterr().err
+            continue
         assert main(argv) == 0, argv
+        if "--to" not in argv:
+            continue
         folder = Path(argv[argv.index("--to") + 1])
         assert (folder / "adapter_model.safetensors").exists() or logits(load_plain(folder)).isfinite().all()
     for argv in answers:

@@ -38,7 +38,7 @@ def test_a_command_line_under_accelerate(tmp_path: Path, capsys: pytest.CaptureF
     assert config.value("chat_dataset.data_path") == "trl-lib/Capybara"
     assert config.value("chat_dataset.test_split") == "test"
     assert "torchrun --nproc_per_node 8 finetuning.py" in printed
-    assert "no counterpart: push_to_hub: nothing is uploaded" in printed
+    assert "no counterpart: push_to_hub: a run uploads nothing" in printed
 
 
 def test_flags_go_before_the_file_of_a_command(tmp_path: Path) -> None:
