@@ -93,6 +93,15 @@ that the documents of a packed row see each other, without an error. A type goes
 (tests/policies/attention/test_attention.py). Other types with a state are padded, too; the rest are found by
 `policies.attention.choice.check_packing_isolates` once there are weights."""
 
+POSITIONS_AFTER_PADDING = (
+    *("camembert", "data2vec-text", "roberta", "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl", "xmod"),
+)
+"""Model types that count positions from the padding id on if none are given, so that position ids from 0 on, which
+packed rows have, mean other positions. `python -m benchmarks.family_losses` finds them."""
+
+WINDOW_ONLY_IN_MASK = ("phimoe",)
+"""Model types that in transformers 5.23 have a sliding window in the mask alone, and do not tell their attention."""
+
 
 def attention_of_capped_scores(model_config: PreTrainedConfig) -> dict[str, Any]:
     """The options of `from_config` and `from_pretrained` for attention with soft-capped scores, as Gemma 2's.

@@ -27,7 +27,7 @@ from data.tokens.labels import IGNORE_INDEX
 from policies.attention.functions import attention_by_flash_4, attention_by_offsets
 from policies.mixed_precision import Precision
 from policies.sharding import reshard
-from utils.compat import LEAKS_WHEN_PACKED, caps_scores
+from utils.compat import LEAKS_WHEN_PACKED, POSITIONS_AFTER_PADDING, WINDOW_ONLY_IN_MASK, caps_scores
 from utils.device import DeviceFacts
 from utils.errors import ConfigError
 from utils.layer_configs import head_dim_of, layer_configs
@@ -60,17 +60,22 @@ def keep_documents_apart(config: RunConfig, model_config: PreTrainedConfig) -> R
     `check_packing_isolates` will see.
 
     Raises:
-        ConfigError: if packing was asked for, and leaks whatever the kernels.
+        ConfigError: if packing was asked for, and leaks whatever the kernels, or gives documents other positions.
     """
     train, model_type = config.train_config, model_config.get_text_config().model_type
-    leaks = model_type in LEAKS_WHEN_PACKED
-    if train.batching_strategy != "packing" or not (leaks or _is_stateful(model_config)):
+    leaks, is_shifted = model_type in LEAKS_WHEN_PACKED, model_type in POSITIONS_AFTER_PADDING
+    if train.batching_strategy != "packing" or not (leaks or is_shifted or _is_stateful(model_config)):
         return config
+    reason = f"in a packed row of {model_type} models, documents would see each other"
+    if is_shifted:
+        reason = f"positions of {model_type} models begin after the padding id, and those of a packed document at 0"
     if config.was_given("train_config.batching_strategy"):
         if leaks:
             raise ConfigError(LEAKS)
+        if is_shifted:
+            raise ConfigError(f"--batching_strategy: {reason}; give --batching_strategy padding")
         return config
-    note = f"--batching_strategy is padding: in a packed row of {model_type} models, documents would see each other"
+    note = f"--batching_strategy is padding: {reason}"
     return replace(config, train_config=replace(train, batching_strategy="padding"), notes=(*config.notes, note))
 
 
@@ -161,6 +166,8 @@ def what_hinders_offsets(model: PreTrainedModel) -> str | None:
         return obstacle
     config = model.config.get_text_config()
     name = type(model).__name__
+    if getattr(config, "sliding_window", None) and config.model_type in WINDOW_ONLY_IN_MASK:
+        return f"{name} has its sliding window in the mask alone"
     if any(getattr(config, key, 0.0) for key in ATTENTION_DROPOUT):
         return f"{name} drops out attention, which the flash kernel does not"
     if hasattr(config, "v_head_dim") or any(size > 256 or size % 8 for size in _head_dims(model)):

@@ -76,8 +76,8 @@ def image_reference(
         num_label_tokens = sum(len(captions[row]) for row in chosen)
         loss_sum = 0.0
         for row in chosen:
-            inputs, labels = _example(processor, model.config, table.parent / rows[row]["image"], captions[row])
-            loss = _own_loss(model, inputs, labels) * len(captions[row])
+            inputs, labels = example_of(processor, model.config, table.parent / rows[row]["image"], captions[row])
+            loss = own_loss(model, inputs, labels) * len(captions[row])
             (loss / num_label_tokens).backward()
             loss_sum += loss.item()
         results.append((loss_sum / num_label_tokens, torch.nn.utils.clip_grad_norm_(parameters, 0.5).item()))
@@ -86,7 +86,7 @@ def image_reference(
     return results
 
 
-def _own_loss(model: Any, inputs: dict[str, torch.Tensor], labels: torch.Tensor) -> torch.Tensor:
+def own_loss(model: Any, inputs: dict[str, torch.Tensor], labels: torch.Tensor) -> torch.Tensor:
     """transformers' own mean over the label tokens; that of Idefics fails on logits of its additional tokens."""
     if getattr(model.config, "additional_vocab_size", 0):
         logits = model(**inputs).logits
@@ -94,7 +94,7 @@ def _own_loss(model: Any, inputs: dict[str, torch.Tensor], labels: torch.Tensor)
     return model(**inputs, labels=labels).loss
 
 
-def _example(
+def example_of(
     processor: object, config: object, file: Path, caption: Sequence[int]
 ) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
     """What the model reads of an example, and its labels, [1, tokens] each."""
