@@ -46,6 +46,7 @@ MAY_CHANGE = LAYOUT | _dotted(
             *("model_name", "task", "tokenizer_name", "trust_remote_code", "allow_unused_weights", "template_date"),
             *("low_cpu_fsdp", "num_workers_dataloader", "show_sample"),
             *("step_timeout_seconds", "timeout_seconds", "deterministic"),
+            "min_steps",  # chose the global batch, which stays
             # length; if the learning rate depends on it, the number of steps is compared
             *("num_epochs", "max_train_step"),
             # evaluation and results

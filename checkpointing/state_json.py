@@ -117,6 +117,7 @@ MAY_BE_MISSING: dict[tuple[str, ...], _Kind] = {
     ("began_with",): _TABLE,  # earlier versions wrote none
     ("began_with", "world_size"): _count(_MOST_RANKS, least=1),
     ("began_with", "batch_size_training"): _count(_MOST_STEPS, least=1),
+    ("began_with", "packed_length"): _or_null(_count(_MOST_STEPS, least=1)),
     ("settings", "train_config", "compile"): _or_null(_FLAG),
     ("settings", "lora_config", "target_modules"): _or_null(_NAMES),
 }

@@ -33,6 +33,7 @@ def adapt(config: RunConfig) -> RunConfig:
     config = _agree_on_hybrid_sharding(config)
     config = _make_streams_one_epoch(config)
     config = _pad_for_float8(config)
+    config = _keep_asked_batches(config)
     return _note_settings_without_effect(config)
 
 
@@ -118,6 +119,22 @@ def _pad_for_float8(config: RunConfig) -> RunConfig:
     if train.float8 is None or config.was_given("train_config.pad_to_multiple_of"):
         return config
     return replace(config, train_config=replace(train, pad_to_multiple_of=FLOAT8_MULTIPLE))
+
+
+def _keep_asked_batches(config: RunConfig) -> RunConfig:
+    """Set min_steps to 0 if the batch or the length of an epoch was asked for, or an epoch's end is unknown."""
+    train = config.train_config
+    if not train.min_steps:
+        return config
+    if config.streams:
+        why = "a stream, whose end is unknown"
+    elif train.global_batch_size is not None:
+        why = "--global_batch_size"
+    elif train.limit_train_batches:
+        why = "--limit_train_batches"
+    else:
+        return config
+    return _noted(replace(config, train_config=replace(train, min_steps=0)), f"--min_steps has no effect with {why}")
 
 
 def _note_settings_without_effect(config: RunConfig) -> RunConfig:

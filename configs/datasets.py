@@ -23,7 +23,10 @@ FORMATS = (
 BUILT_IN_FOLDER = Path(__file__).resolve().parents[1] / "datasets"
 
 STREAMING = "read training examples while training, for data that does not fit into memory"
-FRACTION = "share of the training examples to hold out for evaluation, if there is no test_split"
+FRACTION = (
+    "share of the training examples to hold out for evaluation, if there is no test_split; auto: 0.05, at most 500 "
+    "examples, and none of a stream"
+)
 EMPTY = "learn answers, or texts, that are empty, as an end token alone; otherwise they are counted and not learned"
 SPECIAL = "special tokens that the data spells, like </s> in HTML, stay text; False: they become the tokens"
 MASK_PROMPT = "learn answers alone; False: learn their prompts, too"
@@ -53,7 +56,7 @@ class DataSource:
     hub_config: str | None = setting(None, "configuration of a hub dataset that has several")
     train_split: str = setting("train", "training split: its name on the hub, or of its files (train.*)")
     test_split: str = setting("validation", "evaluation split, named like train_split")
-    validation_fraction: float = setting(0.0, FRACTION, minimum=0, exclusive_maximum=1)
+    validation_fraction: Literal["auto"] | float = setting(0.0, FRACTION, minimum=0, exclusive_maximum=1)
     streaming: bool = setting(False, STREAMING)
     skip_bad_rows: bool = setting(
         False, "leave out rows that cannot be used, and count them; otherwise they end the run"

@@ -10,7 +10,7 @@ from fire.decorators import SetParseFn
 from configs.adaptation import adapt
 from configs.formats import DATASETS
 from configs.names import explain_unknown, find, find_negated, flag, value_hint
-from configs.recipe_file import Raw, read_recipe
+from configs.recipe_file import Raw, find_recipe, read_recipe
 from configs.run import SECTIONS, SETTINGS, RunConfig
 from configs.validation import validate
 from configs.values import NO_VALUE, convert, is_true
@@ -45,12 +45,13 @@ def build_config(flags: Mapping[str, str]) -> RunConfig:
     values: dict[str, Any] = {}
     recipe = flags.pop("config", None)
     if recipe == NO_VALUE:
-        raise ConfigError("--config: needs a value (the path of a YAML file)")
+        raise ConfigError("--config: needs a value (the path of a YAML file, or the name of a shipped recipe)")
     if recipe is not None:
+        recipe = find_recipe(recipe)
         values |= _assign(read_recipe(recipe), f"{recipe}: ", notes)
     # Flags last: they override the recipe.
     by_flags = _assign(flags.items(), "--", notes)
-    values = _without_overridden(values, by_flags, notes) | by_flags
+    values = _without_other_datasets(_without_overridden(values, by_flags, notes), by_flags, notes) | by_flags
     if not values.get("train_config.model_name"):
         raise ConfigError("--model_name: is required; give a model folder, or a name on the Hugging Face hub")
     sections = {
@@ -64,6 +65,17 @@ def build_config(flags: Mapping[str, str]) -> RunConfig:
     config = adapt(config)
     validate(config)
     return config
+
+
+def _without_other_datasets(values: Mapping[str, Any], by_flags: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
+    """A recipe's values without the settings of its datasets that a flag chose others for."""
+    chosen, own = by_flags.get("train_config.dataset"), values.get("train_config.dataset")
+    if not chosen or not own:
+        return dict(values)
+    names = {name.strip() for name in own.split(",")} - {name.strip() for name in chosen.split(",")}
+    left_out = [name for name in values if name.split(".")[0] in names]
+    notes += [f"{flag(name)} of the recipe is left out with --dataset {chosen}" for name in left_out]
+    return {name: value for name, value in values.items() if name not in left_out}
 
 
 def collect_flags(argv: Sequence[str]) -> dict[str, str]:

@@ -7,6 +7,7 @@ from itertools import takewhile
 from typing import get_origin
 
 from configs.names import explain_unknown, flag
+from configs.recipe_file import short_recipes
 from configs.run import SECTIONS, SETTINGS
 from configs.setting import Setting
 from configs.values import choices
@@ -44,7 +45,7 @@ _DATA_PATH = (
 _HEAD = """\
 Fine-tune a Hugging Face model on one device, one machine or many.
 
-  python finetuning.py --model_name MODEL --use_peft --output_dir outputs/first
+  python finetuning.py --config chat_lora --model_name MODEL --chat_dataset.data_path chats.jsonl
   torchrun --nproc_per_node 4 finetuning.py --enable_fsdp --model_name MODEL --fsdp_config.optimizer SGD
   torchrun --nproc_per_node 4 finetuning.py --config recipe.yaml --lr 2e-5
 """
@@ -123,7 +124,11 @@ def _with_word(word: str) -> list[str]:
 
 def _general() -> list[str]:
     return [
-        _entry("--config FILE", "recipe: a YAML file of settings, with the same names [default: none]"),
+        _entry(
+            "--config RECIPE",
+            f"a YAML file of settings, with the same names, or a shipped recipe: {', '.join(short_recipes())}; "
+            "docs/recipes.md lists all [default: none]",
+        ),
         _entry("--help", "print this and exit"),
     ]
 

@@ -219,6 +219,14 @@ class TrainConfig:
         minimum=1,
     )
 
+    min_steps: int = setting(
+        0,
+        "at least so many optimizer steps in the run: if the data makes fewer, a step takes fewer rows and then, when "
+        "they are packed, shorter ones, until one sample per rank is left; 0: batches are as large as the flags say",
+        unit="steps",
+        minimum=0,
+    )
+
     # Length and schedule
     num_epochs: int = setting(3, "passes over the training data", unit="epochs", minimum=1)
     limit_train_batches: int = setting(

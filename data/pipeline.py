@@ -89,6 +89,7 @@ def load_data(
     build_sequences: Callable[..., Sequences],
     vocab_size: int,
     context_length: int,
+    packed_length: int | None = None,
     encode: Encode = ONE_TEXT,
 ) -> RunData:
     """Read, tokenize and check both splits of every dataset, and place them into rows; read the start of a stream.
@@ -97,11 +98,12 @@ def load_data(
         dataset_configs: of what is mixed, by its name in messages (`RunConfig.sources`).
         build_sequences, encode: the task's, such as `data.sequences.causal.build_sequences`.
         context_length: the most input tokens of a row.
+        packed_length: tokens to fill packed rows with, if fewer.
 
     Raises:
         ConfigError: if a split cannot be trained on.
     """
-    names, strategy = list(dataset_configs), train_config.batching_strategy
+    names, row_length = list(dataset_configs), packed_length or context_length
     streams = any(config.streaming for config in dataset_configs.values())
     notes: list[str] = []
     builds = {
@@ -162,7 +164,12 @@ def load_data(
             parts = mix(names, sizes, train_config.dataset_weights)
             epoch_indices = mixed_indices(sizes, [part.num_samples for part in parts], train_config.seed)
             notes.append("mix: " + "; ".join(map(str, parts)))
-        train_rows = make_rows(train, batching_strategy=strategy, context_length=context_length, indices=epoch_indices)
+        train_rows = make_rows(
+            train,
+            batching_strategy=train_config.batching_strategy,
+            context_length=row_length,
+            indices=epoch_indices,
+        )
     evaluation, eval_rows = None, None
     if train_config.run_validation is not False:
         notes.extend(f"{name}, {note}" if len(names) > 1 else note for name, note in missing.items())
@@ -170,10 +177,15 @@ def load_data(
             evaluation = join_sequences([load(name, "validation") for name in validated])
             if not streams and not isinstance(encode, Caption):  # captions may be alike, their pictures are not
                 notes.extend(note_on_shared(train, evaluation))
-            eval_rows = make_rows(evaluation, batching_strategy=strategy, context_length=context_length)
-            if train_config.max_eval_step:
-                eval_rows = eval_rows.first(train_config.max_eval_step * train_config.val_batch_size)
+            eval_rows = eval_rows_of(evaluation, train_config, row_length)
     return RunData(train, evaluation, train_rows, eval_rows, stream, tuple(parts), epoch_indices, tuple(notes))
+
+
+def eval_rows_of(sequences: Sequences, train_config: TrainConfig, row_length: int) -> Rows:
+    """The rows of an evaluation: all, or as many as --max_eval_step lets it read."""
+    rows = make_rows(sequences, batching_strategy=train_config.batching_strategy, context_length=row_length)
+    most = train_config.max_eval_step * train_config.val_batch_size
+    return rows.first(most) if most else rows
 
 
 def _note_on_padding(sequences: Sequences, tokenizer: PreTrainedTokenizerBase, label: str) -> list[str]:

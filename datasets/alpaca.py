@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 from chat.preference import LABELS, refuse_labels
 from configs.datasets import FORMS, FRACTION, MASK_PROMPT, DataSource
@@ -29,7 +29,7 @@ class AlpacaDataset(DataSource):
     """Instructions and answers, as in alpaca_data.json (--dataset alpaca_dataset)."""
 
     data_path: str | None = setting(None, f"{FORMS}; unset: tatsu-lab/alpaca from the hub", is_path=True)
-    validation_fraction: float = setting(0.01, FRACTION, minimum=0, exclusive_maximum=1)
+    validation_fraction: Literal["auto"] | float = setting(0.01, FRACTION, minimum=0, exclusive_maximum=1)
     instruction_column: str = setting("instruction", "column with the instruction")
     input_column: str = setting("input", "column with input to the instruction; it may be missing")
     output_column: str = setting("output", "column with the answer")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from glob import has_magic
 from pathlib import Path
 
@@ -22,8 +23,10 @@ from utils.errors import ConfigError
 _SO_FULL = "rows count as long as they may be"
 
 
-def data_at_hand(resolved: Resolved, env: Environment, *, is_here: bool) -> DataFacts:
-    """The facts of this run's data, read and tokenized as the run would; no file is left.
+def data_at_hand(resolved: Resolved, env: Environment, *, is_here: bool) -> tuple[Resolved, DataFacts]:
+    """The settings with batches that follow the data, and its facts, read and tokenized as the run would.
+
+    No file is left.
 
     Data on the hub are not fetched and a dataset function is not called; then rows count as long as they may be, and a
     note says so.
@@ -41,17 +44,18 @@ def data_at_hand(resolved: Resolved, env: Environment, *, is_here: bool) -> Data
     except ConfigError:
         processor = None
     if processor is None:
-        return DataFacts(
-            notes=(f"data: not read, since {config.train_config.model_name} has no tokenizer; {_SO_FULL}",)
-        )
+        why = f"data: not read, since {config.train_config.model_name} has no tokenizer; {_SO_FULL}"
+        return resolved, DataFacts(notes=(why,))
     missing = [reason for source in config.sources.values() if (reason := _not_at_hand(source, is_here=is_here))]
     if missing:
-        return DataFacts.of_processor(processor, resolved, notes=(f"data: not read, since {missing[0]}; {_SO_FULL}",))
+        why = f"data: not read, since {missing[0]}; {_SO_FULL}"
+        return resolved, DataFacts.of_processor(processor, resolved, notes=(why,))
     with _tokens_kept_nowhere():
-        data, _ = read_data(resolved, processor, env)
+        chosen, data, _ = read_data(resolved, processor, env)
         # Called for its refusal alone: the profiler or the FLOP counter may ask for more steps than the run has.
-        resolve_num_steps(config.train_config, config.tracking_config, data.steps_per_epoch(resolved.batches))
-        return facts_of_data(data, processor, resolved)
+        resolve_num_steps(config.train_config, config.tracking_config, data.steps_per_epoch(chosen.batches))
+        notes = chosen.notes[len(resolved.notes) :]
+        return chosen, replace(facts_of_data(data, processor, chosen), notes=notes)
 
 
 def _has_config_alone(train: TrainConfig) -> bool:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from configs.absolute_paths import make_paths_absolute
+from configs.changed_flags import changed_flags
 from configs.run import RunConfig
 from planning.alternatives.what_fits import NOTHING_FITS, fits_table, predictor, what_fits
 from planning.data_at_hand import data_at_hand
@@ -19,7 +20,7 @@ from policies.quantization.float8 import resolve_float8
 from ranks.environment import Environment, print_rank_zero
 from reporting.tables import print_for_people
 from resolving.inputs import check_targets
-from resolving.resolved import Resolved, resolve
+from resolving.resolved import Resolved, resolve, with_batches
 from resolving.resume_state import look
 from resolving.sizes import check_model_sizes
 from utils.atomic_write import write_in_place
@@ -54,7 +55,9 @@ def dry_run(argv: Sequence[str], config: RunConfig, env: Environment) -> None:
     check_targets(resolved)
     if is_here:
         _check_device(resolved, env)
-    data = data_at_hand(resolved, planned_env, is_here=is_here)
+    resolved, data = data_at_hand(resolved, planned_env, is_here=is_here)
+    if resolved.batch_flags:
+        config, argv = with_batches(config, resolved.batches), changed_flags(argv, resolved.batch_flags)
     planned = say_if_it_lasts("planning this run")
     try:
         plan = plan_of(config, hardware, data)

@@ -61,6 +61,7 @@ class Job:
     checkpointing: Checkpointing  # of activations
     advice: tuple[str, ...]  # lines to print at the end
     resumed_size: int | None  # rows of the global batch of the checkpoint that the run goes on from
+    batch_flags: tuple[str, ...]  # of the batches that the run chose
 
 
 def prepare(config: RunConfig, env: Environment, watchdog: Watchdog, lock: RunLock) -> Job:
@@ -141,4 +142,5 @@ def prepare(config: RunConfig, env: Environment, watchdog: Watchdog, lock: RunLo
         checkpointing=parts.empty.checkpointing,
         advice=tuple(few_steps_lines(config, record.start, record.resolved, record.description["data"])),
         resumed_size=None if checkpoint is None else resolved.batches.global_batch_size,
+        batch_flags=resolved.batch_flags,
     )

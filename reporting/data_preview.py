@@ -39,7 +39,7 @@ def preview_data(
     """Print the first training sample, unless `--show_sample False`, and the figures, on rank 0.
 
     Args:
-        width: how wide a training batch is; its limit is the most tokens of a row.
+        width: how wide a training batch is; its limit is what packed rows are filled with.
 
     Returns:
         The section `data` of run.yaml: figures of both splits (None without validation), and the first training sample
@@ -174,7 +174,7 @@ def row_figures(rows: Rows, layout: BatchLayout, width: PaddedWidth, *, seed: in
     """How full the training rows are: `fill` of packed rows, `padding_share` of the first epoch's batches."""
     lengths = rows.lengths
     if rows.packed:
-        return {"fill": round(float(lengths.sum() / (len(rows) * width.limit)), 4)}
+        return {"fill": round(float(lengths.sum() / np.maximum(lengths, width.limit).sum()), 4)}
     size = layout.global_batch_size
     order = epoch_order(len(rows), seed=seed, epoch=0, global_batch_size=size, lengths=lengths)
     order = order[: layout.rows_of_epoch(len(rows))]

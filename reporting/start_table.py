@@ -130,6 +130,10 @@ def _data(train_config: TrainConfig, resolved: dict[str, Any], data: dict[str, A
     train = "train streamed" if data["train"].get("streamed") else split("train", data["train"])
     strategy = train_config.batching_strategy
     limits = f"rows of at most {resolved.get('context_length')} tokens"
+    if "packed_length" in resolved:
+        limits = (
+            f"rows are filled with {resolved['packed_length']} tokens; a sample may have {resolved['context_length']}"
+        )
     if "context_length" not in resolved:  # an encoder-decoder's sources and targets have lengths of their own
         limits = ", ".join(f"{name} {length}" for name, length in resolved.items() if name.endswith("_length"))
     validation = split("validation", data["validation"]) if data["validation"] else "no validation"

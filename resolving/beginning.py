@@ -10,6 +10,7 @@ class Beginning(NamedTuple):
 
     world_size: int
     batch_size_training: int
+    packed_length: int | None = None  # tokens to fill packed rows with, as --min_steps chose; None: context_length
 
     @property
     def rows_per_micro_batch(self) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
@@ -21,6 +21,7 @@ from ranks.environment import Environment, print_rank_zero
 from reporting.data_preview import preview_data
 from resolving.beginning import Beginning
 from resolving.data_facts import DataFacts, facts_of_data
+from resolving.enough_steps import with_enough_steps
 from resolving.resolved import Resolved, num_positions, resolve, resolve_num_steps
 from resolving.sizes import check_batch_sizes
 from utils.processor_type import Processor
@@ -77,9 +78,10 @@ def read_inputs(config: RunConfig, env: Environment, checkpoint: Checkpoint | No
     was_compiled = checkpoint.was_compiled if checkpoint else None
     resolved = resolve(config, env, resumed_size=resumed_size, began_with=began_with, was_compiled=was_compiled)
     check_targets(resolved)
-    config, task = resolved.config, resolved.task
-    processor = task.load_processor(config.train_config)
-    data, vocab_size = read_data(resolved, processor, env)
+    task = resolved.task
+    processor = task.load_processor(resolved.config.train_config)
+    resolved, data, vocab_size = read_data(resolved, processor, env, is_resumed=checkpoint is not None)
+    config = resolved.config
     generation = plan_generation(
         config.train_config,
         data,
@@ -94,15 +96,14 @@ def read_inputs(config: RunConfig, env: Environment, checkpoint: Checkpoint | No
     notes = [*resolved.notes, *task.loss_notes(resolved.model_config), *data.notes, *data.epoch_notes(resolved.batches)]
     notes += template_notes(config, tokenizer_of(processor))
     print_rank_zero(env, *config.notes, *notes, *(generation.notes if generation else ()))
+    width = replace(resolved.widths[0], limit=resolved.began_with.packed_length or resolved.context_length)
     return Inputs(
         resolved=resolved,
         processor=processor,
         vocab_size=vocab_size,
         data=data,
         generation=generation,
-        preview=preview_data(
-            data, tokenizer_of(processor), config.train_config, resolved.batches, resolved.widths[0], env
-        ),
+        preview=preview_data(data, tokenizer_of(processor), config.train_config, resolved.batches, width, env),
         num_steps=resolve_num_steps(
             config.train_config, config.tracking_config, data.steps_per_epoch(resolved.batches)
         ),
@@ -137,8 +138,13 @@ def check_targets(resolved: Resolved) -> None:
         choose_targets(build_model(train, resolved.model_config, resolved.task.AUTO_MODEL, dtype), config.lora_config)
 
 
-def read_data(resolved: Resolved, processor: Any, env: Environment) -> tuple[RunData, int]:
-    """The data of a run with these settings, and the rows that its embeddings will have at least.
+def read_data(
+    resolved: Resolved, processor: Any, env: Environment, *, is_resumed: bool = False
+) -> tuple[Resolved, RunData, int]:
+    """The settings with batches that follow the data, the data, and the rows that embeddings will have at least.
+
+    Args:
+        is_resumed: the run goes on from a checkpoint, so its batches are chosen already.
 
     Raises:
         ConfigError: if the data cannot be read, or a batch of it is too large for this rank.
@@ -154,9 +160,11 @@ def read_data(resolved: Resolved, processor: Any, env: Environment) -> tuple[Run
         build_sequences=reading.build_sequences,
         vocab_size=vocab_size,
         context_length=resolved.context_length,
+        packed_length=resolved.began_with.packed_length,
         encode=reading.encode,
     )
-    check_batch_sizes(
-        config.train_config, data, resolved.model_config, vocab_size, memory_bytes=env.device_facts.memory_bytes
-    )
-    return data, vocab_size
+    if not is_resumed:
+        resolved, data = with_enough_steps(resolved, data)
+    train, memory_bytes = resolved.config.train_config, env.device_facts.memory_bytes
+    check_batch_sizes(train, data, resolved.model_config, vocab_size, memory_bytes=memory_bytes)
+    return resolved, data, vocab_size

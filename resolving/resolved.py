@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
 
 from configs.peft import PrefixConfig
+from configs.recipe_file import recipe_for
 from configs.run import RunConfig
 from configs.tracking import TrackingConfig
 from configs.training import TrainConfig
@@ -70,8 +71,17 @@ class Resolved:
         """The padded widths of a micro-batch: of its inputs, and of targets if they are apart."""
         return tuple(PaddedWidth(self.config.train_config.pad_to_multiple_of, length) for length in self.lengths)
 
+    @property
+    def batch_flags(self) -> tuple[str, ...]:
+        """The flags of the batches, if --min_steps may have chosen others than the given ones; empty without it."""
+        if not self.config.train_config.min_steps:
+            return ()
+        rows, accumulation = self.batches.rows_per_micro_batch, self.batches.gradient_accumulation_steps
+        return ("--batch_size_training", str(rows), "--gradient_accumulation_steps", str(accumulation))
+
     def to_dict(self) -> dict[str, Any]:
         """The entries of run.yaml's section `resolved` that are known here."""
+        packed_length = self.began_with.packed_length
         return {
             "precision": self.policies.precision.name,
             "sharding_strategy": self.policies.layout.strategy,
@@ -81,6 +91,7 @@ class Resolved:
             "gradient_accumulation_steps": self.batches.gradient_accumulation_steps,
             "global_batch_size": self.batches.global_batch_size,
             "lr": self.lr,
+            **({} if packed_length is None else {"packed_length": packed_length}),
         }
 
 
@@ -105,6 +116,8 @@ def resolve(
     device = env.device if env.planned_device is None else None  # to try kernels on; a planned one is not here
     config = with_default_mode(config, env.device_facts.type)
     batches, batch_notes = batch_layout(config.train_config, env, resumed_size)
+    if batches.rows_per_micro_batch != config.train_config.batch_size_training:
+        config = with_batches(config, batches)
     began_with = began_with or Beginning(env.world_size, config.train_config.batch_size_training)
     if config.train_config.limit_train_batches:
         # Counted in the micro-batches that the run began with: an epoch keeps its length on other ranks.
@@ -158,10 +171,27 @@ def resolve(
             flash_4=flash_4,
         ),
         lengths=lengths,
-        notes=(*precision_notes, *batch_notes, *lr_notes, *length_notes, *flash_notes, *save_notes),
+        notes=(
+            *precision_notes,
+            *batch_notes,
+            *lr_notes,
+            *_recipe_notes(config, task),
+            *length_notes,
+            *flash_notes,
+            *save_notes,
+        ),
         saved_dtype=saved_dtype,
         chose_to_compile=chose_to_compile,
     )
+
+
+def _recipe_notes(config: RunConfig, task: Task) -> list[str]:
+    """A line on the recipe for such a run, if neither a recipe nor a learning rate was given."""
+    is_open = config.recipe is None and not config.was_given("train_config.lr")
+    if not is_open or task.NAME != "causal_lm" or config.train_config.random_weights:
+        return []
+    name = recipe_for(config)
+    return [f"lr: {config.train_config.lr:g}, as in llama-recipes; --config {name} has measured settings"]
 
 
 def _attention_kinds(train: TrainConfig, task: Task, model_config: PreTrainedConfig) -> set[AttentionKind]:
@@ -223,6 +253,11 @@ def batch_layout(train: TrainConfig, env: Environment, resumed_size: int | None)
             f"and its place in the data is counted in these; give {resumed_size}, or leave it out"
         )
     assert size is not None
+    rows_per_rank, rest = divmod(size, env.world_size)
+    if resumed_size is not None and train.min_steps and rows_per_rank and not rest:
+        # The run chose its batches by its data; the flags are the most.
+        rows = max(n for n in range(1, min(train.batch_size_training, rows_per_rank) + 1) if rows_per_rank % n == 0)
+        return BatchLayout(rows, rows_per_rank // rows, env.world_size), []
     accumulation, rest = divmod(size, train.batch_size_training * env.world_size)
     if rest or not accumulation:
         flag = "--global_batch_size: " if resumed_size is None else "--resume: the checkpoint's global batch of "
@@ -237,6 +272,13 @@ def batch_layout(train: TrainConfig, env: Environment, resumed_size: int | None)
             f"run keeps its global batch of {plural(size, 'row')}"
         ]
     return BatchLayout(train.batch_size_training, accumulation, env.world_size), notes
+
+
+def with_batches(config: RunConfig, batches: BatchLayout) -> RunConfig:
+    """The settings with the rows of these batches, which may be fewer than those asked for."""
+    rows, accumulation = batches.rows_per_micro_batch, batches.gradient_accumulation_steps
+    train = replace(config.train_config, batch_size_training=rows, gradient_accumulation_steps=accumulation)
+    return replace(config, train_config=train)
 
 
 def resolve_num_steps(train: TrainConfig, tracking: TrackingConfig, steps_per_epoch: int) -> int:

@@ -63,7 +63,7 @@ def find(argv: Sequence[str], sort: str) -> None:
     quiet_libraries()
     hardware = planned_hardware(config.train_config, config.planning_config, env)
     planned_env = planned_environment(hardware, config.train_config)
-    data = data_at_hand(resolve(config, planned_env), planned_env, is_here=False)
+    _, data = data_at_hand(resolve(config, planned_env), planned_env, is_here=False)
     found = find_runs(argv, config, hardware, predictor(config, data, env))
     ordered = sorted_runs(found, "price" if sort == "price" else "time")
     print_for_people(*data.notes, "", find_table(ordered), "")

@@ -50,12 +50,14 @@ def make_rows(
     Packing happens once, so every epoch has the same number of rows; epochs shuffle the rows.
 
     Args:
+        context_length: tokens to fill a packed row with; a longer sequence has a row to itself.
         indices: the sequences of an epoch, int64 [n], with repeats if any; unset: each once.
     """
     if indices is None:
         indices = np.arange(len(sequences))
     if batching_strategy == "padding":
         return Rows(sequences, indices, np.arange(len(indices) + 1), packed=False)
-    rows = pack_best_fit(sequences.lengths[indices], context_length)
+    # A sequence as long as a row leaves no room for another.
+    rows = pack_best_fit(np.minimum(sequences.lengths[indices], context_length), context_length)
     offsets = np.concatenate([[0], np.cumsum([len(row) for row in rows])]).astype(np.int64)
     return Rows(sequences, indices[np.concatenate(rows)], offsets, packed=True)

@@ -48,7 +48,8 @@ def rows_of_run(
 ) -> RowLengths:
     """The rows of a run.
 
-    Packed rows are full. Padded ones are as wide as the longest of their micro-batch.
+    Packed rows are as long as the longest of the data, or full. Padded ones are as wide as the longest of their
+    micro-batch.
 
     Args:
         lengths: tokens of each row of the data, and of each target if targets are apart. None: the data is not at
@@ -63,8 +64,7 @@ def rows_of_run(
     if eval_lengths is not None:
         eval_rows = min(eval_rows, len(eval_lengths[0]))
     if train.batching_strategy == "packing":
-        full = resolved.lengths
-        return RowLengths(rows, full, full, eval_rows=eval_rows, packed=True, source="packed rows are full")
+        return _packed(rows, resolved, None if is_start else lengths, eval_rows, eval_lengths)
     eval_widest = None
     if eval_lengths is not None and len(eval_lengths[0]):
         eval_widest = padded_widths(eval_lengths, widths)
@@ -79,6 +79,23 @@ def rows_of_run(
         widest, typical = foresee_widths(lengths, widths, batches, seed=train.seed, num_steps=num_steps)
         source = f"as wide as the longest row of the run's {plural(num_steps, 'step')}"
     return RowLengths(rows, widest, typical, eval_rows=eval_rows, eval_widest=eval_widest, source=source)
+
+
+def _packed(
+    rows: int,
+    resolved: Resolved,
+    lengths: Sequence[np.ndarray] | None,
+    eval_rows: int,
+    eval_lengths: Sequence[np.ndarray] | None,
+) -> RowLengths:
+    """Packed rows. Little data, or --min_steps, fills them with less than they may hold."""
+    full = resolved.lengths
+    known = [of for of in (lengths, eval_lengths) if of is not None and len(of[0])]
+    if lengths is not None and known:
+        # Layers that are compiled see one width; it hardly differs otherwise.
+        full = tuple(map(max, zip(*(padded_widths(of, resolved.widths) for of in known), strict=True)))
+    source = "packed rows are full" if full == resolved.lengths else f"packed rows hold at most {full[0]:,} tokens"
+    return RowLengths(rows, full, full, eval_rows=eval_rows, packed=True, source=source)
 
 
 def foresee_widths(

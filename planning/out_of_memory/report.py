@@ -18,6 +18,7 @@ import psutil
 import torch
 
 from configs.changed_flags import changed_flags
+from configs.flags import parse_flags
 from configs.run import RunConfig
 from planning.alternatives.less_memory import EXPANDABLE_SEGMENTS, Change, cheapest, device_changes, host_changes
 from planning.out_of_memory.failure_scene import FailedLayer, batch_of, largest_module, layer_of, phase_of, stack_of
@@ -100,12 +101,23 @@ class OutOfMemoryReport:
         self.checkpointing: Checkpointing | None = None
         self.resumed_size: int | None = None
 
-    def knows(self, ledger: MemoryLedger, folder: Path, checkpointing: Checkpointing, resumed_size: int | None) -> None:
+    def knows(
+        self,
+        ledger: MemoryLedger,
+        folder: Path,
+        checkpointing: Checkpointing,
+        resumed_size: int | None,
+        batch_flags: Sequence[str],
+    ) -> None:
         """Take the facts of the run that are known once it is loaded.
 
         Args:
             resumed_size: rows of the global batch of the checkpoint that it goes on from.
+            batch_flags: flags of the batches that it chose.
         """
+        if batch_flags:
+            self.argv = changed_flags(self.argv, batch_flags)
+            self.config = parse_flags(self.argv)
         self.ledger, self.folder = ledger, folder
         self.checkpointing, self.resumed_size = checkpointing, resumed_size
 

@@ -277,7 +277,7 @@ def test_numbers_arrive_as_they_were_typed(integer, number):
         ("--lr", "--lr: needs a value (a number)"),
         ("--lr --use_peft", "--lr: needs a value (a number)"),
         ("--output_dir", "--output_dir: needs a value (text or None)"),
-        ("--config", "--config: needs a value (the path of a YAML file)"),
+        ("--config", "--config: needs a value (the path of a YAML file, or the name of a shipped recipe)"),
         ("--lr -1", "--lr: -1.0 is too small; give more than 0"),
         ("--lr=-1e-4", "--lr: -0.0001 is too small; give more than 0"),
         ("--lr nan", "--lr: 'nan' is not a number"),

@@ -147,3 +147,37 @@ def test_what_is_wrong_in_a_recipe_is_named_with_its_file(tmp_path, text, messag
 def test_a_recipe_that_cannot_be_read_is_refused(path, reason):
     with pytest.raises(ConfigError, match=rf"^--config: cannot read {path}: {reason}.*; give the path of a YAML file$"):
         parse_flags(["--config", path])
+
+
+def test_a_shipped_recipe_is_found_by_its_name_and_a_file_of_that_name_goes_first(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    shipped = parse_flags(["--config", "chat_lora", "--model_name", "M"])
+    assert shipped.train_config.dataset == "chat_dataset"
+    assert shipped.recipe.endswith("/configs/recipes/chat_lora.yaml")
+    assert parse_flags(["--config", "litgpt/fsdp_bf16_8x4", "--model_name", "M"]).train_config.enable_fsdp
+    (tmp_path / "chat_lora").write_text("model_name: mine")
+    assert parse_flags(["--config", "chat_lora"]).train_config.model_name == "mine"
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("chat_lara", "did you mean chat_lora?"),
+        ("Full", "did you mean full?"),
+        ("lora_alpca", "did you mean llama_recipes/lora_alpaca?"),
+        ("fsdp_bf16_8x4", "did you mean litgpt/fsdp_bf16_8x4?"),
+        ("xyz", "recipes are chat_lora, chat_qlora, "),
+    ],
+)
+def test_a_misspelt_recipe_names_the_nearest(name, hint):
+    with pytest.raises(ConfigError) as refusal:
+        parse_flags(["--config", name, "--model_name", "M"])
+    assert str(refusal.value).startswith(f"--config: {name!r} is neither a file nor the name of a recipe; {hint}")
+
+
+def test_a_dataset_on_the_command_line_overrides_the_recipes_and_its_settings():
+    config = parse_flags(["--config", "full", "--model_name", "M", "--dataset", "text_dataset"])
+    assert config.train_config.dataset == "text_dataset"
+    assert config.notes == ("--chat_dataset.validation_fraction of the recipe is left out with --dataset text_dataset",)
+    given = ["--config", "full", "--model_name", "M", "--dataset", "text_dataset,chat_dataset"]
+    assert parse_flags(given).datasets["chat_dataset"].validation_fraction == "auto"
