@@ -153,6 +153,6 @@ def _first_reason(folder: Path, env: Environment, blind: tuple[int, ...], look: 
     try:
         if env.rank in readers:
             reason = look(sorted(listed_files(folder))[readers.index(env.rank) :: len(readers)])
-    except ValueError as error:
-        reason = str(error)
+    except (OSError, ValueError) as error:  # one that raised here would leave the others waiting
+        reason = " ".join(str(error).split()) or type(error).__name__
     return next((found for found in gather_to_all(reason) if found), "")

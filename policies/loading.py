@@ -97,11 +97,17 @@ def _what_is_wanted(config: PretrainedConfig, name: str, value: Any) -> str:
         # Where null is the family's default (classifier_dropout), it means another setting's value.
         if value is None and type(getattr(type(config)(), name, None)) in (int, float):
             return "a probability is a number"
+    if name == "dtype" and value is not None and not _is_dtype_of_weights(config.dtype):
+        return "it must name the dtype of weights, such as bfloat16"
     if is_number and name.endswith(("_eps", "_epsilon")) and not 0 <= value < 1:
         return "it must be at least 0 and less than 1"
     if name in _NUMBERS_OF_LAYERS and (type(value) is not int or not 1 <= value <= MOST_LAYERS):
         return f"it must be a whole number from 1 to {MOST_LAYERS:,}"
     return ""
+
+
+def _is_dtype_of_weights(dtype: Any) -> bool:
+    return dtype.is_floating_point if isinstance(dtype, torch.dtype) else isinstance(dtype, dict)  # one of each part
 
 
 def _check_weights(folder: Path, model_config: PretrainedConfig, *, needed: bool) -> None:

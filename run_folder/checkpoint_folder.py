@@ -23,7 +23,7 @@ from typing import Any
 from utils.atomic_write import sync_folder, write_atomically
 from utils.deleting import delete_folder
 from utils.inside import is_inside
-from utils.small_files import open_regular, read_json, read_text
+from utils.small_files import is_there, open_regular, read_json, read_text
 
 COMPLETE, LATEST, BEST, STATE = "COMPLETE", "latest", "best", "state.json"
 FULL_FILE = "state.safetensors"  # all tensors in one file, if --checkpoint_type asks for it
@@ -94,15 +94,27 @@ def step_of(folder: Path) -> int:
 
 
 def checkpoints(root: Path) -> list[Path]:
-    """The complete checkpoints, newest first."""
-    folders = [path.parent for path in root.glob(f"step-*/{COMPLETE}") if _STEP.fullmatch(path.parent.name)]
+    """The complete checkpoints, newest first; also those of which a disk that fails does not tell.
+
+    Raises:
+        OSError: if the folder cannot be listed. A run that took it for empty would start afresh, and delete them all.
+    """
+    folders = [path for path in _entries(root) if is_step_folder(path) and is_there(path / COMPLETE) is not False]
     return sorted(folders, key=step_of, reverse=True)
+
+
+def _entries(root: Path) -> list[Path]:
+    """What lies in a folder; nothing if there is none. pathlib's glob takes a folder that it may not list for empty."""
+    try:
+        return list(root.iterdir())
+    except (FileNotFoundError, NotADirectoryError):
+        return []
 
 
 def incomplete_checkpoints(root: Path, *, after: int) -> list[Path]:
     """The folders of checkpoints after this step that were not written to the end, or lack COMPLETE; newest first."""
     found = []
-    for path in root.glob("step-*"):
+    for path in _entries(root):
         named = path.with_name(path.name.removesuffix(_INCOMPLETE))
         is_complete = named == path and (path / COMPLETE).is_file()
         if is_step_folder(named) and step_of(named) > after and path.is_dir() and not is_complete:

@@ -162,7 +162,7 @@ class CausalLM(Task[CausalMicroBatch]):
             # Given, since transformers cannot infer it: padding and end token have one id here.
             attention_mask=torch.ones_like(ids),
             max_new_tokens=max_new_tokens,
-            eos_token_id=end_ids,
+            eos_token_id=end_ids or None,
             pad_token_id=processor.eos_token_id,
             **sampling(settings.temperature),
             **listening(processor, settings.listener),

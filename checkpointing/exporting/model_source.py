@@ -183,9 +183,15 @@ def _check_sizes(folder: Path) -> dict[Path, str]:
     """Check the files' sizes. Returns their CRC-32 by COMPLETE; none without COMPLETE, as in llama-recipes' folders."""
     if not (folder / COMPLETE).is_file():
         return {}
-    if reason := damage(folder, names=[]) or _foreign_file(folder):
+    reason, listed = damage(folder, names=[]) or _foreign_file(folder), {}
+    if not reason:
+        try:
+            listed = listed_files(folder)
+        except ValueError as error:
+            reason = str(error)
+    if reason:
         raise ConfigError(f"{folder} is damaged: {reason}; copy the whole folder again, or take an older checkpoint")
-    return {folder / name: file["crc32"] for name, file in listed_files(folder).items()}
+    return {folder / name: file["crc32"] for name, file in listed.items()}
 
 
 def _foreign_file(folder: Path) -> str:

@@ -76,6 +76,8 @@ def test_a_model_that_is_no_language_model_is_refused(bench: Bench) -> None:
         ("attention_dropout", 1, "the probability of dropping must be at least 0 and less than 1"),
         ("attention_dropout", None, "a probability is a number"),
         ("rms_norm_eps", 1e300, "it must be at least 0 and less than 1"),
+        ("dtype", False, "it must name the dtype of weights, such as bfloat16"),
+        ("dtype", "int64", "it must name the dtype of weights, such as bfloat16"),
         ("num_hidden_layers", 0, "it must be a whole number from 1 to 10,000"),
         ("num_hidden_layers", -1, "it must be a whole number from 1 to 10,000"),
         ("num_hidden_layers", 10**6, "it must be a whole number from 1 to 10,000"),
@@ -83,7 +85,7 @@ def test_a_model_that_is_no_language_model_is_refused(bench: Bench) -> None:
     ],
 )
 def test_numbers_of_config_json_that_mean_nothing_are_refused(
-    bench: Bench, name: str, value: float | None, wanted: str
+    bench: Bench, name: str, value: float | str | None, wanted: str
 ) -> None:
     """torch would notice in the first forward pass, or compute nonsense."""
     model = bench.copy_of_model()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -22,7 +23,7 @@ from reporting.plan_figures import read_plan_figures
 from reporting.report.run_files import read_run
 from resolving.killed import how_it_was_killed
 from resolving.resume_state import look
-from run_folder.checkpoint_folder import damage
+from run_folder.checkpoint_folder import checkpoints, damage
 from run_folder.kernel_lock import is_locked
 from run_folder.lock import RunLock, find_dead, holder_of
 from run_folder.lock_owner import Owner, read_lock
@@ -120,6 +121,28 @@ def test_a_checkpoint_of_forged_files_is_damaged(forge: Forge, tmp_path: Path) -
                 read_state(checkpoint)
             (checkpoint / "COMPLETE").write_text('{"files": {"state.json": {"bytes": 0, "crc32": "0"}}}')
             assert damage(checkpoint) != ""
+
+
+def test_checkpoints_that_cannot_be_listed_are_not_taken_for_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that started afresh would delete them."""
+    checkpoint = tmp_path / "step-00000003"
+    checkpoint.mkdir()
+    (checkpoint / "COMPLETE").write_text("{}")
+    assert checkpoints(tmp_path) == [checkpoint]
+    assert checkpoints(tmp_path / "nowhere") == checkpoints(checkpoint / "COMPLETE") == []
+
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "stat", refuse)
+        assert checkpoints(tmp_path) == [checkpoint], "it is found damaged, or whole"
+    for name in ("listdir", "scandir"):
+        monkeypatch.setattr(os, name, refuse)
+    with pytest.raises(PermissionError):
+        checkpoints(tmp_path)
 
 
 @pytest.mark.parametrize("forge", FORGED)

@@ -9,8 +9,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from safetensors import SafetensorError, safe_open
 
 from tests.helpers.processes import ROOT
+from tools.ending import status_of
 
 # A shell starts what runs in its background, such as these tests, with SIGINT ignored, and children inherit that.
 WORK = """
@@ -65,3 +67,21 @@ def test_ctrl_c_ends_a_tool_without_a_word_once_it_has_cleaned_up() -> None:
         tool.send_signal(signal.SIGINT)
         assert tool.communicate(timeout=60) == ("cleaned up\n", "")
         assert tool.returncode == -signal.SIGINT
+
+
+def test_an_error_of_the_disk_is_one_line_and_any_other_stays_a_traceback(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def of_rust() -> None:
+        try:
+            safe_open(tmp_path, framework="pt")  # a folder
+        except (OSError, SafetensorError) as error:
+            raise SafetensorError(f"I/O error: {error}") from error
+
+    assert status_of((tmp_path / "run.yaml").read_text) == 1
+    line = f"error: {tmp_path}/run.yaml cannot be read or written (No such file or directory); mend that, and give the "
+    assert capsys.readouterr().err == f"{line}same command\n"
+    assert status_of(of_rust) == 1
+    assert capsys.readouterr().err.startswith("error: a file cannot be read or written (")
+    with pytest.raises(ZeroDivisionError):
+        status_of(lambda: 1 // 0)

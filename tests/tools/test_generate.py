@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -70,6 +71,15 @@ def test_so_does_a_family_whose_files_name_tensors_otherwise(
     given = load_file(folder / "model.safetensors")
     assert saved.keys() == given.keys()
     assert all(torch.equal(saved[name], tensor.bfloat16()) for name, tensor in given.items())
+
+
+def test_a_model_whose_tokenizer_has_no_end_token_answers_to_the_last_token(
+    tiny_model: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    folder = Path(shutil.copytree(tiny_model, tmp_path / "model"))
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings | {"eos_token": None}))
+    assert answer(capsys, folder, "--prompt", PROMPT)
 
 
 def test_an_adapter_answers_on_its_base(tiny_model: Path, tmp_path: Path, capsys: Capture) -> None:
