@@ -101,7 +101,7 @@ def _plan_with(
         obstacle = f"it was made for {earlier.card}"
     if obstacle is None:
         plan = plan_of(config, hardware, data, checkpointing=earlier.checkpointing, resumed_size=global_batch)
-        if plan.memory.verdict != "does_not_fit":
+        if plan.memory.device_verdict != "does_not_fit":
             line = f"activation_checkpointing: {plan.model.empty.checkpointing}, as in the checkpoint"
             return replace(plan, choices=(line,)) if config.train_config.activation_checkpointing == "auto" else plan
         obstacle = "it does not fit any more"
