@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from data.sequences.prepared_rows import PREPARED_COLUMNS, refusal_of_mask, unknown_mask
+from data.sequences.token_lists import whole_numbers, zeros_and_ones
 from data.splits.examples import SplitExamples
 from data.splits.reading import load_split
 from data.tokens.encoding import ONE_TEXT, Encode
@@ -24,7 +25,7 @@ COLUMNS = ("input_ids", "labels", "attention_mask")
 def get_tokenized_dataset(
     dataset_config: Any, tokenizer: Any, split: str, split_slice: str | None = None, encode: Encode = ONE_TEXT
 ) -> Any:
-    """The rows as they are; whoever makes sequences of them checks them."""
+    """The rows as they are, with arrays for lists; whoever makes sequences of them compares lengths and vocabulary."""
     others = (*COLUMNS, *PREPARED_COLUMNS)
     examples = load_split("custom_dataset", dataset_config, split, split_slice, other_columns=others)
     if "input_ids" not in examples.columns:
@@ -66,6 +67,9 @@ class TokenizedRows:
         for name in ("input_ids", *(["labels"] if has_labels else [])):
             if not isinstance(known.get(name), Sequence) or isinstance(known[name], str):
                 raise BadExample(f"column {name} is not a list of token ids")
+            known[name] = whole_numbers(name, known[name])
+        if "attention_mask" in known:
+            known["attention_mask"] = zeros_and_ones("attention_mask", known["attention_mask"])
         if "labels" in known and not has_labels:  # of a stream, whose first rows have none
             raise BadExample("it has labels, and the first rows have none")
         return known if "labels" in known else known | {"labels": known["input_ids"]}

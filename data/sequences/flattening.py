@@ -14,10 +14,11 @@ import numpy as np
 import pyarrow as pa
 
 from data.sequences.prepared_rows import is_prepared, plain_row
+from data.sequences.token_lists import LIMITS, whole_numbers, zeros_and_ones
 from data.sequences.tokenized import COUNT_COLUMNS, Sequences
+from data.tokens.spans import BadExample
 from utils.errors import ConfigError
 
-LIMITS = np.iinfo(np.int32)
 ROWS_AT_A_TIME = 20_000  # of an Arrow table: bounds host memory in addition to the flat arrays
 
 
@@ -38,13 +39,16 @@ def flatten(rows: Iterable[Mapping[str, Any]], name: str, first_row: int = 0) ->
             return flat
     input_ids, labels, lengths, numbers, counts = [], [], [], [], dict.fromkeys(COUNT_COLUMNS, 0)
     for index, row in enumerate(rows, first_row):
-        ids, targets, samples = _read_row(row, f"dataset ({name}), row {index + 1}")
+        try:
+            ids, targets, samples = _read_row(row)
+        except BadExample as error:
+            raise ConfigError(f"dataset ({name}), row {index + 1}: {error}") from error
         input_ids.append(ids)
         labels.append(targets)
         lengths.extend(samples)
         numbers.append(len(samples))
-        for name in COUNT_COLUMNS:
-            counts[name] += row.get(name, 0)
+        for column in COUNT_COLUMNS:
+            counts[column] += row.get(column, 0)
     sizes = [np.array(lengths, dtype=np.int64)], [np.array(numbers, dtype=np.int64)]
     return _end_to_end(input_ids, labels, *sizes, first_row, counts)
 
@@ -71,7 +75,10 @@ def flatten_columns(dataset: datasets.Dataset, first_row: int = 0) -> Sequences 
             values.append(column[0])
         num_tokens = first[1]
         if len(names) == 3:
-            kept = values.pop() != 0
+            mask = values.pop()
+            kept = mask == 1
+            if not np.array_equal(kept, mask):
+                return None
             values = [column[kept] for column in values]
             num_tokens = np.diff(np.concatenate([[0], np.cumsum(kept)])[np.concatenate([[0], np.cumsum(first[1])])])
         input_ids.append(values[0])
@@ -79,7 +86,7 @@ def flatten_columns(dataset: datasets.Dataset, first_row: int = 0) -> Sequences 
         samples = num_tokens, np.ones(len(num_tokens), dtype=np.int64)
         if several:
             found = read_column(table["sample_lengths"])
-            if found is None or not _add_up(*found, num_tokens):
+            if found is None or (found[0] < 0).any() or not _add_up(*found, num_tokens):
                 return None
             samples = found
         lengths.append(samples[0])
@@ -139,39 +146,25 @@ def read_column(column: pa.ChunkedArray) -> tuple[np.ndarray, np.ndarray] | None
     return numbers.astype(np.int32), np.diff(array.offsets.to_numpy())
 
 
-def _read_row(row: Mapping[str, Any], where: str) -> tuple[np.ndarray, np.ndarray, list[int]]:
+def _read_row(row: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray, list[int]]:
     if not isinstance(row, Mapping) or "input_ids" not in row or "labels" not in row:
         found = sorted(row) if isinstance(row, Mapping) else type(row).__name__
-        raise ConfigError(f"{where}: needs input_ids and labels (tokenized, labels not shifted), found {found}")
-    row = plain_row(row, where)
-    ids, targets = whole_numbers(row["input_ids"], where), whole_numbers(row["labels"], where)
+        raise BadExample(f"needs input_ids and labels (tokenized, labels not shifted), found {found}")
+    row = plain_row(row)
+    ids, targets = whole_numbers("input_ids", row["input_ids"]), whole_numbers("labels", row["labels"])
     mask = row.get("attention_mask")
-    kept = None if mask is None else np.asarray(mask).astype(bool)
-    of_mask = ids.shape if kept is None else kept.shape
-    if not ids.shape == targets.shape == of_mask or ids.ndim != 1:
-        raise ConfigError(
-            f"{where}: input_ids, labels and attention_mask must have one length; "
-            f"found {ids.shape}, {targets.shape} and {of_mask}"
+    kept = None if mask is None else zeros_and_ones("attention_mask", mask)
+    num_of_mask = len(ids) if kept is None else len(kept)
+    if not len(ids) == len(targets) == num_of_mask:
+        raise BadExample(
+            f"input_ids, labels and attention_mask must have one length; found {len(ids)}, {len(targets)} and "
+            f"{num_of_mask}"
         )
     if kept is not None:
         ids, targets = ids[kept], targets[kept]
-    lengths = row.get("sample_lengths")
-    if lengths is None:
+    if row.get("sample_lengths") is None:
         return ids, targets, [len(ids)]
-    if sum(lengths) != len(ids):
-        raise ConfigError(f"{where}: sample_lengths add up to {sum(lengths)}, and the row has {len(ids)} tokens")
-    return ids, targets, list(lengths)
-
-
-def whole_numbers(values: Any, where: str) -> np.ndarray:
-    if isinstance(values, np.ndarray) and values.dtype == np.int32:  # as our own tokenizing returns them
-        return values
-    try:
-        array = np.asarray(values)
-    except ValueError:
-        array = np.empty(1, dtype=object)  # lists of unequal lengths
-    if array.size and array.dtype.kind not in "iu":
-        raise ConfigError(f"{where}: input_ids and labels must be lists of whole numbers, found {array.dtype}")
-    if array.size and (array.min() < LIMITS.min or array.max() > LIMITS.max):
-        raise ConfigError(f"{where}: {array.max()} is no token id; is it another tokenizer's?")
-    return array.astype(np.int32)
+    lengths = whole_numbers("sample_lengths", row["sample_lengths"])
+    if lengths.sum(dtype=np.int64) != len(ids) or (lengths < 0).any():
+        raise BadExample(f"sample_lengths add up to {lengths.sum()}, and the row has {len(ids)} tokens")
+    return ids, targets, lengths.tolist()

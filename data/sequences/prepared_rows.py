@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from data.sequences.token_lists import whole_numbers, zeros_and_ones
 from data.tokens.labels import IGNORE_INDEX
-from utils.errors import ConfigError
+from data.tokens.spans import BadExample
 
 LEARNED = ("completion_mask", "assistant_masks", "assistant_mask", "loss_mask")
 """1 for the tokens that are learned; 0 for the others, which is what -100 says in `labels`."""
@@ -39,33 +40,33 @@ def is_prepared(columns: Iterable[str]) -> bool:
     return bool({*PREPARED_COLUMNS} & {*names}) or unknown_mask(names) is not None
 
 
-def plain_row(row: Mapping[str, Any], where: str) -> Mapping[str, Any]:
+def plain_row(row: Mapping[str, Any]) -> Mapping[str, Any]:
     """The row with its masks in `labels`, and its lengths in `sample_lengths`.
 
     Raises:
-        ConfigError: if a mask or the lengths do not fit the tokens, or a mask is unknown.
+        BadExample: if a mask or the lengths do not fit the tokens, or a mask is unknown.
     """
     if not is_prepared(row):
         return row
     if name := unknown_mask(row):
-        raise ConfigError(f"{where}: {refusal_of_mask(name)}")
-    labels = np.asarray(row["labels"])
+        raise BadExample(refusal_of_mask(name))
+    labels = whole_numbers("labels", row["labels"])
     for name in LEARNED:
         if (given := row.get(name)) is not None:
-            mask = _integers(given)
-            if mask is None or mask.shape != labels.shape or not np.isin(mask, (0, 1)).all():
-                raise ConfigError(f"{where}: column {name} needs a 0 or a 1 for each of the {len(labels)} tokens")
-            labels = np.where(mask == 1, labels, IGNORE_INDEX)
-    lengths = _lengths(row, len(labels), where)
+            mask = zeros_and_ones(name, given)
+            if mask.shape != labels.shape:
+                raise BadExample(f"column {name} needs a 0 or a 1 for each of the {len(labels)} tokens")
+            labels = np.where(mask, labels, np.int32(IGNORE_INDEX))
+    lengths = _lengths(row, len(labels))
     more = {} if lengths is None or row.get("sample_lengths") is not None else {"sample_lengths": lengths}
     return {**row, "labels": labels, **more}
 
 
-def _lengths(row: Mapping[str, Any], num_tokens: int, where: str) -> list[int] | None:
+def _lengths(row: Mapping[str, Any], num_tokens: int) -> list[int] | None:
     if (given := row.get("seq_lengths")) is not None:
         lengths = _integers(given)
         if lengths is None or lengths.ndim != 1 or lengths.sum() != num_tokens or (lengths < 1).any():
-            raise ConfigError(f"{where}: column seq_lengths does not add up to the {num_tokens} tokens of the row")
+            raise BadExample(f"column seq_lengths does not add up to the {num_tokens} tokens of the row")
         return lengths.tolist()
     positions = _integers(row.get("position_ids"))
     is_padded = row.get("attention_mask") is not None and not np.all(row["attention_mask"])

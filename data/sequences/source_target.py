@@ -10,9 +10,11 @@ import datasets
 import numpy as np
 
 from data.sequences.causal import Truncation
-from data.sequences.flattening import ROWS_AT_A_TIME, holds_whole_numbers, read_column, whole_numbers
+from data.sequences.flattening import ROWS_AT_A_TIME, holds_whole_numbers, read_column
+from data.sequences.token_lists import whole_numbers, zeros_and_ones
 from data.sequences.tokenized import COUNT_COLUMNS, Sequences
 from data.tokens.labels import IGNORE_INDEX
+from data.tokens.spans import BadExample
 from utils.errors import ConfigError
 
 LENGTH_FLAGS = ("max_source_length", "max_target_length")
@@ -156,7 +158,10 @@ def _read_rows(rows: Iterable[Mapping[str, Any]], name: str, first_row: int) -> 
         return found
     sources, targets, counts = [], [], dict.fromkeys(COUNT_COLUMNS, 0)
     for index, row in enumerate(rows, first_row):
-        source, target = _read_row(row, f"dataset ({name}), row {index + 1}")
+        try:
+            source, target = _read_row(row)
+        except BadExample as error:
+            raise ConfigError(f"dataset ({name}), row {index + 1}: {error}") from error
         sources.append(source)
         targets.append(target)
         for column in COUNT_COLUMNS:
@@ -192,18 +197,15 @@ def _read_columns(dataset: datasets.Dataset) -> tuple[_Lists, _Lists, dict[str, 
     return sources, targets, counts
 
 
-def _read_row(row: Mapping[str, Any], where: str) -> tuple[np.ndarray, np.ndarray]:
+def _read_row(row: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray]:
     if not isinstance(row, Mapping) or "input_ids" not in row or "labels" not in row:
         found = sorted(row) if isinstance(row, Mapping) else type(row).__name__
-        raise ConfigError(f"{where}: needs input_ids and labels (the tokens of source and target), found {found}")
-    source, target = whole_numbers(row["input_ids"], where), whole_numbers(row["labels"], where)
+        raise BadExample(f"needs input_ids and labels (the tokens of source and target), found {found}")
+    source, target = whole_numbers("input_ids", row["input_ids"]), whole_numbers("labels", row["labels"])
     mask = row.get("attention_mask")
-    kept = np.ones(source.shape, dtype=bool) if mask is None else np.asarray(mask).astype(bool)
-    if source.shape != kept.shape or source.ndim != 1 or target.ndim != 1:
-        raise ConfigError(
-            f"{where}: input_ids and attention_mask must have one length, and labels be one list; found "
-            f"{source.shape}, {kept.shape} and {target.shape}"
-        )
+    kept = np.ones(source.shape, dtype=bool) if mask is None else zeros_and_ones("attention_mask", mask)
+    if len(source) != len(kept):
+        raise BadExample(f"input_ids and attention_mask must have one length; found {len(source)} and {len(kept)}")
     return source[kept], target
 
 

@@ -191,12 +191,13 @@ def check_token_ids(sequences: Sequences, vocab_size: int, split: str) -> None:
         if wrong.any():
             position = int(np.argmax(wrong))
             index = int(np.searchsorted(offsets, position, side="right") - 1)
-            found.append((int(sequences.source_rows[index]), f"{what} {values[position]}"))
+            found.append((int(sequences.source_rows[index]), what, int(values[position])))
     if found:
-        row, what = min(found, key=lambda item: item[0])
+        row, what, number = min(found)
+        remedy = "is it another tokenizer's?" if number >= 0 else f"only {IGNORE_INDEX}, for labels, may be below 0"
         raise ConfigError(
-            f"dataset ({split}), row {row + 1}: {what} is outside the model's vocabulary of {vocab_size}; "
-            "is it another tokenizer's?"
+            f"dataset ({split}), row {row + 1}: {what} {number} is outside the model's vocabulary of {vocab_size}; "
+            f"{remedy}"
         )
 
 

@@ -17,6 +17,7 @@ from configs.training import TrainConfig
 from data.dataset_functions.importing import find_dataset_function
 from data.pipeline import RunData, load_data, load_sequences
 from data.sequences.causal import build_sequences
+from data.sequences.tokenized import check_token_ids
 from tests.helpers.refusals import Bench
 from utils.errors import ConfigError
 
@@ -71,6 +72,14 @@ def test_labels_and_mask_are_optional(tmp_path: Path) -> None:
         ({"labels": [5]}, "column input_ids is not a list of token ids"),
         ({"input_ids": [5, 6]}, "column labels is not a list of token ids"),
         ({"input_ids": "5 6", "labels": [5, 6]}, "column input_ids is not a list of token ids"),
+        ({"input_ids": [5, 6.5], "labels": [5, 6]}, "column input_ids .* holds numbers with a fraction"),
+        ({"input_ids": ["5", "6"], "labels": [5, 6]}, "column input_ids .* holds texts"),
+        ({"input_ids": [5, True], "labels": [5, 6]}, "column input_ids .* holds True and False"),
+        ({"input_ids": [5, 6], "labels": [True, False]}, "column labels .* holds True and False"),
+        ({"input_ids": [5, None], "labels": [5, 6]}, "column input_ids .* holds values of other kinds"),
+        ({"input_ids": [[5], [6]], "labels": [5, 6]}, "column input_ids is not one list of whole numbers"),
+        ({"input_ids": [5, 2**40], "labels": [5, 6]}, "1099511627776 in column input_ids is no token id"),
+        ({"input_ids": [5, -(2**40)], "labels": [5, 6]}, "-1099511627776 in column input_ids is no token id"),
     ],
 )
 def test_a_row_without_tokens_is_refused_or_left_out(bad: dict[str, Any], reason: str, tmp_path: Path) -> None:
@@ -79,6 +88,55 @@ def test_a_row_without_tokens_is_refused_or_left_out(bad: dict[str, Any], reason
         load(config)
     train = load(replace(config, skip_bad_rows=True)).train
     assert (train.source_rows.tolist(), train.num_empty) == ([0, 2], 1)
+
+
+MASKS = {
+    "numbers": ([5, -1, 1], "needs a 0 or a 1 for each token, and holds 5"),
+    "documents": ([1, 1, 2], "needs a 0 or a 1 for each token, and holds 2"),
+    "fractions": ([1.0, 0.5, 1.0], "needs a 0 or a 1 for each token, and holds 0.5"),
+    "texts": (["1", "0", "1"], "needs a 0 or a 1 for each token"),
+    "nulls": ([1, None, 1], "needs a 0 or a 1 for each token"),
+    "lists": ([[1], [1, 0]], "needs a 0 or a 1 for each token"),
+    "a number": (1, "needs a 0 or a 1 for each token"),
+}
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.parametrize("case", MASKS)
+def test_a_mask_of_anything_but_zeros_and_ones_is_refused(case: str, streaming: bool, tmp_path: Path) -> None:
+    """[5, -1, 1] was taken for ones, and texts, too."""
+    mask, reason = MASKS[case]
+    ids = {"input_ids": [5, 6, 7]}
+    rows = [{**ids, "attention_mask": [1, 1, 0]}, {**ids, "attention_mask": mask}, ids]
+    config = CustomDataset(str(write(tmp_path / "rows.jsonl", rows)), streaming=streaming)
+    with pytest.raises(ConfigError, match=f"rows.jsonl, row 2: column attention_mask {reason}.*--skip_bad_rows"):
+        load(config, run_validation=False)
+    (first, _) = load(replace(config, skip_bad_rows=True), run_validation=False).train
+    assert first.input_ids.tolist() == [5, 6]
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        ({"input_ids": [5, -6, 7], "labels": [5, 6, 7]}, "token id -6 is outside .*below 0"),
+        ({"input_ids": [5, 600, 7], "labels": [5, 6, 7]}, "token id 600 is outside .*another tokenizer"),
+        ({"input_ids": [5, 6, 7], "labels": [5, -1, 7]}, "label -1 is outside .*only -100, for labels, may be below 0"),
+        ({"input_ids": [5, 6, 7], "labels": [5, 6, 700]}, "label 700 is outside"),
+        ({"input_ids": [5, 6, 7], "labels": [5, 6, 7], "attention_mask": [5, -1, 1]}, "column attention_mask needs"),
+        ({"input_ids": [5, 6, 7], "labels": [5, 6, 7], "sample_lengths": [5, -2]}, "sample_lengths add up to 3"),
+        ({"input_ids": [5, 6, 7], "labels": [5, 6, 7], "completion_mask": [0, 2, 1]}, "column completion_mask .*holds 2"),
+    ],
+)
+@pytest.mark.parametrize("table", [False, True])
+def test_rows_of_a_users_function_are_refused_by_their_dataset_and_row(
+    row: dict[str, Any], reason: str, table: bool
+) -> None:
+    """The message called every such dataset `num_by_turns`."""
+    good = {"input_ids": [5, 6, 7], "labels": [5, 6, 7], **{name: [1, 1, 1] for name in row if name.endswith("mask")}}
+    good |= {"sample_lengths": [2, 1]} if "sample_lengths" in row else {}
+    rows: Any = datasets.Dataset.from_list([good, good, row]) if table else [good, good, row]
+    with pytest.raises(ConfigError, match=rf"dataset \(mine\), row 3: .*{reason}"):
+        check_token_ids(build_sequences(rows, name="mine", context_length=8), 90, "mine")
 
 
 def test_a_file_of_text_is_no_file_of_tokenized_rows(tmp_path: Path) -> None:
