@@ -16,7 +16,8 @@ from chat.preference import (
     unfolded,
 )
 from chat.turn_parts import NOTHING, TurnPlaces
-from chat.turns import Message, Turn, parse_json, read_turn, role_of, says_nothing, without_nulls
+from chat.turns import Message, Turn, read_turn, role_of, says_nothing, without_nulls
+from data.files.json_values import parse_json, refuse_unwritable
 from data.splits.optional_columns import MEDIA_COLUMNS, refuse_media
 from data.tokens.spans import BadExample
 
@@ -118,15 +119,26 @@ def read_conversation(
     not_learned = [turn.not_learned for turn in read]
     if (system := _system_turn(example, messages)) is not None:
         messages, has_loss, not_learned = [system, *messages], [False, *has_loss], [NOTHING, *not_learned]
+    tools, template_kwargs = _read_tools(example, config, nested_columns), _read_kwargs(example)
+    _check_numbers(messages, tools, template_kwargs)
     return Conversation(
         messages,
         tuple(has_loss),
-        tools=_read_tools(example, config, nested_columns),
-        template_kwargs=_read_kwargs(example),
+        tools=tools,
+        template_kwargs=template_kwargs,
         num_empty_answers=sum(is_empty),
         unread_keys=frozenset[str]().union(*(turn.unread_keys for turn in read)),
         not_learned={number: places for number, places in enumerate(not_learned) if any(places) and has_loss[number]},
     )
+
+
+def _check_numbers(messages: Sequence[Message], tools: list[Any] | None, template_kwargs: dict[str, Any]) -> None:
+    calls = {f"turn {number}'s tool_calls": message.get("tool_calls") for number, message in enumerate(messages, 1)}
+    for name, value in (calls | {"tools": tools, _KWARGS: template_kwargs}).items():
+        try:
+            refuse_unwritable(value)
+        except ValueError as error:
+            raise BadExample(f"its {name}: {error}") from error
 
 
 def _find_turns(

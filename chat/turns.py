@@ -18,6 +18,7 @@ from chat.turn_keys import (
     with_known_names,
 )
 from chat.turn_parts import NOTHING, Parts, TurnPlaces, is_learned, parts_of, places_not_learned
+from data.files.json_values import parse_json
 from data.splits.optional_columns import MEDIA
 from data.tokens.spans import BadExample
 
@@ -141,29 +142,10 @@ def without_nulls(value: Any, but: Collection[str] = ()) -> Any:
         raise BadExample("it holds a value that is nested too deeply") from error
 
 
-def parse_json(text: str) -> Any:
-    """The value of a JSON text.
-
-    Raises:
-        ValueError: if it is none, or gives a key twice, of which one value would be lost.
-    """
-    try:
-        return json.loads(text, object_pairs_hook=_each_key_once)
-    except RecursionError as error:
-        raise ValueError("it is nested too deeply") from error
-
-
 def _without_nulls(value: Any, but: Collection[str]) -> Any:
     if isinstance(value, Mapping):
         return {key: _without_nulls(item, but) for key, item in value.items() if item is not None or key in but}
     return [_without_nulls(item, but) for item in value] if isinstance(value, list) else value
-
-
-def _each_key_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    value = dict(pairs)
-    if len(value) < len(pairs):
-        raise ValueError("it gives a key twice")
-    return value
 
 
 def _role(message: Message, names: Mapping[str, str]) -> str:

@@ -47,6 +47,7 @@ def build_config(flags: Mapping[str, str]) -> RunConfig:
     if recipe == NO_VALUE:
         raise ConfigError("--config: needs a value (the path of a YAML file, or the name of a shipped recipe)")
     if recipe is not None:
+        _refuse_other_encodings("--config", recipe)
         recipe = find_recipe(recipe)
         values |= _assign(read_recipe(recipe), f"{recipe}: ", notes)
     # Flags last: they override the recipe.
@@ -152,6 +153,19 @@ def _without_overridden(values: Mapping[str, Any], by_flags: Mapping[str, Any], 
     return {name: value for name, value in values.items() if name not in overridden}
 
 
+def _refuse_other_encodings(label: str, raw: Raw) -> None:
+    """Refuse a value that no file of a run could hold, such as a path of Latin-1.
+
+    Raises:
+        ConfigError: if it is not UTF-8.
+    """
+    for value in [raw] if isinstance(raw, str) else raw:
+        try:
+            value.encode()
+        except UnicodeEncodeError as error:
+            raise ConfigError(f"{label}: {value!r} is not UTF-8; rename the file or folder that it is") from error
+
+
 def _assign(entries: Iterable[tuple[str, Raw]], prefix: str, notes: list[str]) -> dict[str, Any]:
     """Values by dotted name, from the names and raw values of one source. Its errors start with `prefix`."""
     entries = list(entries)
@@ -165,6 +179,7 @@ def _assign(entries: Iterable[tuple[str, Raw]], prefix: str, notes: list[str]) -
             if raw != NO_VALUE:
                 raise ConfigError(f"{label}: takes no value; write {flag(targets[0])} True or False")
             raw = "False"
+        _refuse_other_encodings(label, raw)
         for target in targets:
             if target in values:
                 raise ConfigError(f"{label}: given twice; leave one of them out")

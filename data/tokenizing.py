@@ -26,9 +26,10 @@ from data.dataset_functions.function_key import function_key, tokenizer_key
 from data.dataset_functions.user_sources import project_sources
 from data.files.contents import contents_of
 from data.files.row_stream import RowStream
+from data.files.table_rows import Batch, read_rows
 from data.forked_work import in_processes, num_processes
 from data.sequences.tokenized import COUNT_COLUMNS
-from data.splits.examples import Batch, SplitExamples
+from data.splits.examples import SplitExamples
 from data.streaming.tokenized_stream import UNREAD_KEYS, TokenizedStream
 from data.tokens.encoding import ONE_TEXT, Encode
 from data.tokens.loss_mask import without_empty_answers
@@ -214,7 +215,7 @@ def _tables(data: Any, tokenize: _Tokenize, parts: Sequence[range]) -> Generator
     """The tokens of each part. Several processes work on them if that pays: templates run in Python, on one core."""
 
     def table(part: range) -> pa.Table:
-        return _as_table(tokenize(data[part.start : part.stop], part))
+        return _as_table(tokenize(read_rows(data, part.start, part.stop), part))
 
     few = 2 if tokenize.by_template else 20  # a tokenizer's own threads are about as fast for texts
     if len(parts) < few or num_processes() == 1:

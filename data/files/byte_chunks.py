@@ -13,6 +13,10 @@ UTF8_MARK = b"\xef\xbb\xbf"
 _COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
 
 
+def is_compressed(file: Path) -> bool:
+    return file.suffix in _COMPRESSIONS
+
+
 def opened(file: Path) -> IO[bytes]:
     """The file's bytes, decompressed by its name."""
     stream = open(file, "rb")  # noqa: SIM115 (the caller closes it)
@@ -36,7 +40,7 @@ class ByteChunks:
     def __init__(self, file: Path, last_end: Callable[[bytes], int] = end_of_lines, most: int | None = None) -> None:
         self.file, self.last_end, self.most = file, last_end, most
         self._stream = opened(file)
-        self._seeks = file.suffix not in _COMPRESSIONS
+        self._seeks = not is_compressed(file)
         self._offset, self._rest = 0, b""  # what was read and not given, and where it stands in the file
 
     def at(self, position: int) -> bytes:

@@ -17,14 +17,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from data.files.byte_chunks import CHUNK_BYTES, UTF8_MARK, ByteChunks, opened
-from data.files.json_values import DECODER, DoubledKeyError, decode_row, with_spelling
+from data.files.byte_chunks import CHUNK_BYTES, UTF8_MARK, ByteChunks, is_compressed, opened
+from data.files.json_values import DECODER, MAX_DEPTH, DoubledKeyError, decode_row, with_spelling
 from data.files.row_chunks import ItemChunk, Place, RowChunk, RowReader
-
-MAX_DEPTH = 60
-"""Of nested lists and objects. What comes after the reader recurses: templates, Python's json, Arrow."""
+from utils.errors import ConfigError
+from utils.units import readable
 
 _ITEMS_AT_A_TIME = 1000
+_MOST_OF_LINE = 2**28  # bytes: a compressed file of three megabytes may hold one line of three gigabytes
+_MOST_OF_ONE_VALUE = 2**30  # bytes of a compressed file that is read as a whole
 _NO_BRACKETS = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"|[^\[\]{}"]++', re.DOTALL)
 _STEPS = np.zeros(256, dtype=np.int64)
 _STEPS[list(b"[{")], _STEPS[list(b"]}")] = 1, -1
@@ -50,7 +51,7 @@ def json_rows(file: Path, names: Sequence[str]) -> Iterator[RowText]:
     """
     if may_hold_lines(file):
         position = num_before = 0
-        lines = ByteChunks(file)
+        lines = ByteChunks(file, most=_MOST_OF_LINE)
         while (chunk := _line_chunk(file, lines, position, num_before)) is not None:
             yield from map(chunk.row, range(len(chunk)))
             position, num_before = chunk.next
@@ -64,7 +65,7 @@ class JsonReader(RowReader):
 
     def __init__(self, file: Path, names: Sequence[str]) -> None:
         self.file, self.names = file, names
-        self._lines = ByteChunks(file) if may_hold_lines(file) else None
+        self._lines = ByteChunks(file, most=_MOST_OF_LINE) if may_hold_lines(file) else None
         self._items: Iterator[RowText] = iter(())
         self._next_item = -1
 
@@ -93,8 +94,7 @@ def lists_of_rows(file: Path) -> list[str]:
     if _first_character(file) != b"{" or may_hold_lines(file):
         return []
     try:
-        with opened(file) as stream:
-            value = json.loads(stream.read().removeprefix(UTF8_MARK))
+        value = json.loads(_whole(file))
     except (ValueError, RecursionError):  # reading the rows will say where
         return []
     return [key for key, rows in value.items() if _is_list_of_rows(rows)] if isinstance(value, dict) else []
@@ -149,6 +149,11 @@ def _line_chunk(file: Path, lines: ByteChunks, position: int, num_before: int) -
     data = lines.at(position)
     if not data:
         return None
+    if len(data) > _MOST_OF_LINE and b"\n" not in data:
+        raise ConfigError(
+            f"{file}, line {num_before + 1}: longer than {readable(_MOST_OF_LINE)}, which is no row; split it, each "
+            "row on a line of its own"
+        )
     parts = (data if position else data.removeprefix(UTF8_MARK)).split(b"\n")
     if not parts[-1]:
         del parts[-1]
@@ -200,11 +205,26 @@ def _start_of_one_value(file: Path) -> bytes | None:
 
 def _rows_of_one_value(file: Path, names: Sequence[str]) -> Iterator[RowText]:
     try:
-        with opened(file) as stream:
-            text = stream.read().removeprefix(UTF8_MARK).lstrip().decode()
+        text = _whole(file).lstrip().decode()
     except UnicodeDecodeError:
         return iter([RowText(None, None, where_not_utf8(file))])
     return _rows_of_list(file, text) if text.startswith("[") else _rows_of_object(file, text, names)
+
+
+def _whole(file: Path) -> bytes:
+    """The contents of a file that is one value.
+
+    Raises:
+        ConfigError: if it is compressed, and too large to be read as a whole.
+    """
+    with opened(file) as stream:
+        data = stream.read(_MOST_OF_ONE_VALUE + 1) if is_compressed(file) else stream.read()
+    if is_compressed(file) and len(data) > _MOST_OF_ONE_VALUE:
+        raise ConfigError(
+            f"{file}: one JSON value of more than {readable(_MOST_OF_ONE_VALUE)}, which has to be read as a whole; "
+            "write its rows as JSON lines (.jsonl), which are read in parts"
+        )
+    return data.removeprefix(UTF8_MARK)
 
 
 def _first_character(file: Path) -> bytes:

@@ -32,10 +32,12 @@ def one_kind(flag: str, path: str, files: list[Path], kinds: Sequence[str]) -> l
         kinds: endings of what can be read.
 
     Raises:
-        ConfigError: if there are none, or if they are not of one kind.
+        ConfigError: if there are none, they are not of one kind, or a name is not UTF-8.
     """
     rows = set(readable(files, kinds))
     found = [file for file in files if file in rows]
+    for file in found:
+        _check_name(flag, file)
     if not found:
         raise ConfigError(f"--{flag}.data_path: {path} holds no {', '.join(kinds)} file; give files of these kinds")
     if len({_reader(file) for file in found}) > 1:
@@ -55,6 +57,14 @@ def check_kind(flag: str, file: Path, kinds: Sequence[str]) -> None:
     if ending(file) not in kinds:
         endings = ", ".join(kinds)
         raise ConfigError(f"--{flag}.data_path: {file} ends in none of {endings} (small letters); save it as one")
+
+
+def _check_name(flag: str, file: Path) -> None:
+    """Refuse a file whose name is bytes that no message and no list of files can hold."""
+    try:
+        str(file).encode()
+    except UnicodeEncodeError as error:
+        raise ConfigError(f"--{flag}.data_path: the name of {str(file)!r} is not UTF-8; rename it") from error
 
 
 def _reader(file: Path) -> str:

@@ -6,6 +6,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 _TEXTS = {pa.string_view(): pa.string(), pa.binary_view(): pa.binary()}
+_BYTES = {pa.string(): pa.binary(), pa.large_string(): pa.large_binary(), pa.string_view(): pa.binary_view()}
+_LISTS = (
+    (pa.types.is_list, pa.list_),
+    (pa.types.is_large_list, pa.large_list),
+    (pa.types.is_list_view, pa.list_view),
+    (pa.types.is_large_list_view, pa.large_list_view),
+)
 
 
 def plain_type(kind: pa.DataType) -> pa.DataType:
@@ -20,6 +27,24 @@ def plain_type(kind: pa.DataType) -> pa.DataType:
         return pa.large_list(plain_type(kind.value_type))
     if pa.types.is_struct(kind):
         return pa.struct([pa.field(field.name, plain_type(field.type)) for field in kind])
+    return kind
+
+
+def bytes_type(kind: pa.DataType) -> pa.DataType:
+    """The type with bytes for texts, also inside: values of the one can be looked at as values of the other."""
+    if kind in _BYTES:
+        return _BYTES[kind]
+    if pa.types.is_dictionary(kind):
+        return pa.dictionary(kind.index_type, bytes_type(kind.value_type), kind.ordered)
+    for is_of_kind, make in _LISTS:
+        if is_of_kind(kind):
+            return make(bytes_type(kind.value_type))
+    if pa.types.is_fixed_size_list(kind):
+        return pa.list_(bytes_type(kind.value_type), kind.list_size)
+    if pa.types.is_map(kind):
+        return pa.map_(bytes_type(kind.key_type), bytes_type(kind.item_type), kind.keys_sorted)
+    if pa.types.is_struct(kind):
+        return pa.struct([pa.field(field.name, bytes_type(field.type)) for field in kind])
     return kind
 
 

@@ -29,6 +29,7 @@ _SEPARATOR = "\x1f"
 _FEATURES = datasets.Features(
     {name: datasets.Value("string") for name in (ROW, NEW_KEYS, PROBLEM)} | {FILE: datasets.Value("int32")}
 )
+_SCHEMA = _FEATURES.arrow_schema  # which would take as long to make as a small table
 
 
 def read_row_files(files: Sequence[Path], names: Sequence[str], quoting: Quoting = "auto") -> Any:
@@ -72,12 +73,13 @@ class RowFiles(datasets.ArrowBasedBuilder):
         return datasets.DatasetInfo(features=_FEATURES)
 
     def _split_generators(self, dl_manager: Any) -> list[datasets.SplitGenerator]:
-        return [datasets.SplitGenerator(name="train", gen_kwargs={"paths": list(self.config.paths)})]
+        places = list(range(len(self.config.paths)))
+        return [datasets.SplitGenerator(name="train", gen_kwargs={"places": places})]
 
-    def _generate_tables(self, paths: list[str]) -> Iterator[tuple[int, pa.Table]]:
+    def _generate_tables(self, places: list[int]) -> Iterator[tuple[int, pa.Table]]:
         number = 0
-        for path in paths:
-            file, place, seen = Path(path), self.config.paths.index(path), set[str]()
+        for place in places:
+            file, seen = Path(self.config.paths[place]), set[str]()
             is_table = file.suffix in (".csv", ".tsv")
             rows = csv_files.csv_rows(file, self.config.quoting) if is_table else self._json_rows(file)
             while block := _block(rows):
@@ -109,4 +111,4 @@ def _table(rows: Sequence[RowText], seen: set[str], place: int) -> pa.Table:
             new_keys.append(_SEPARATOR.join(key for key in keys if key not in seen))
             seen.update(keys)
     columns = {ROW: [row.text for row in rows], NEW_KEYS: new_keys, PROBLEM: [row.problem for row in rows]}
-    return pa.table(columns | {FILE: [place] * len(rows)}, schema=_FEATURES.arrow_schema)
+    return pa.table(columns | {FILE: [place] * len(rows)}, schema=_SCHEMA)

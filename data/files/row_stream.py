@@ -6,7 +6,7 @@ import hashlib
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -61,6 +61,7 @@ class RowStream:
 
     Args:
         files: all of one kind; none for `saved`.
+        place: of `saved`, what it is called in messages.
         names: keys under which a JSON object may hold the rows of this split.
         columns: of a table, to read; None: all.
         joined: the columns of Parquet and Arrow files.
@@ -74,6 +75,7 @@ class RowStream:
     columns: tuple[str, ...] | None = None
     joined: JoinedColumns | None = None
     quoting: Quoting = "auto"
+    place: str = ""
 
     @classmethod
     def of_files(
@@ -159,7 +161,8 @@ class RowStream:
     def open(self, file: int) -> RowReader:
         """A file, by its place in the list."""
         if self.saved is not None:
-            return SavedReader(self.saved if self.columns is None else self.saved.select_columns(list(self.columns)))
+            columns = self.saved.column_names if self.columns is None else list(self.columns)
+            return SavedReader(self.saved.select_columns(columns), self.place)
         path = self.files[file]
         if self.features is not None:
             return self.open_table(file)
@@ -203,7 +206,8 @@ class RowCursor:
     """
 
     def __init__(self, rows: RowStream, order: Sequence[int]) -> None:
-        self.rows, self.order = rows, order
+        self.rows = rows
+        self._following = dict(pairwise(order))  # the next file, by the place of each in the list
         self.place = RowPlace(order[0], 0, 0, 0)  # after the block that was read last
         self._file, self._at = -1, (-1, -1)
         self._reader: RowReader | None = None
@@ -217,10 +221,9 @@ class RowCursor:
         while missing:
             chunk = self._chunk_at(file, position, num_before)
             if chunk is None:
-                following = self.order.index(file) + 1
-                if following == len(self.order):
+                if file not in self._following:
                     break
-                file, position, num_before, skip = self.order[following], 0, 0, 0
+                file, position, num_before, skip = self._following[file], 0, 0, 0
                 continue
             number = min(missing, len(chunk) - skip)
             if number > 0:

@@ -14,6 +14,7 @@ import datasets
 import numpy as np
 
 from data.files.kinds import TABLES
+from data.files.table_rows import read_rows
 from data.images.opening import ImageSource, image_source, name_of, open_image, read_size
 from data.images.shapes import RefusalOf, Size, refused_sizes
 from data.splits.data_path import locate
@@ -56,7 +57,7 @@ class Pictures:
         Raises:
             BadExample: if it cannot be read.
         """
-        (row,) = self.examples.rows_of(self.examples.data[index : index + 1])
+        (row,) = self.examples.rows_of(read_rows(self.examples.data, index, index + 1))
         if isinstance(row, BadExample):
             raise row
         return row

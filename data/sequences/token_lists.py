@@ -9,7 +9,13 @@ import numpy as np
 from data.tokens.spans import BadExample
 
 LIMITS = np.iinfo(np.int32)
-_KINDS = {"f": "numbers with a fraction", "b": "True and False", "U": "texts", "S": "bytes", "O": "values of other kinds"}
+_KINDS = {
+    "f": "numbers with a fraction",
+    "b": "True and False",
+    "U": "texts",
+    "S": "bytes",
+    "O": "values of other kinds",
+}
 
 
 def whole_numbers(column: str, values: Any) -> np.ndarray:

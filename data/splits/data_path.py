@@ -15,6 +15,7 @@ from configs.datasets import DataSource, split_paths
 from data.files.globs import each_once, files_of_glob
 from data.files.kinds import ALL_KINDS, check_kind, ending, one_kind
 from data.splits.files import Files, files_of_folder, no_validation, splits_of_file
+from data.splits.saved_folder import is_saved, load_saved
 from utils.errors import ConfigError, in_one_line
 
 HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w.-]+")
@@ -95,7 +96,7 @@ def locate(flag: str, dataset_config: DataSource, hub_name: str | None, kinds: S
         return Hub(flag, hub_name, dataset_config.hub_config)
     local = Path(path).expanduser()
     if local.is_dir():
-        if (local / "dataset_dict.json").is_file() or (local / "state.json").is_file():
+        if is_saved(local):
             return Saved(flag, path, _load_saved(flag, local), train_split)
         return files_of_folder(flag, local, dataset_config, kinds)
     if local.is_file():
@@ -126,7 +127,7 @@ def _files_of_part(flag: str, part: str, kinds: Sequence[str]) -> list[Path]:
 
 def _load_saved(flag: str, folder: Path) -> Any:
     try:
-        return datasets.load_from_disk(str(folder))
+        return load_saved(folder)
     except Exception as error:
         reason = in_one_line(error)
         raise ConfigError(f"--{flag}.data_path: {folder} could not be read ({reason}); save it again") from error

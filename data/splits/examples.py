@@ -8,13 +8,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import datasets
 import numpy as np
 
 from data.files.json_values import with_spelling
 from data.files.row_files import PROBLEM, ROW
+from data.files.table_rows import Batch, read_rows
 from data.splits.known_columns import columns_there
 from data.splits.learned_columns import refuse_unlearned
-from data.splits.optional_columns import MEDIA_COLUMNS, is_nan
+from data.splits.optional_columns import MEDIA_COLUMNS, is_nan, text_of
 from data.splits.stored_values import AsWritten
 from data.tokens.spans import BadExample
 from utils.errors import ConfigError
@@ -24,9 +26,6 @@ from utils.progress import shows_progress
 REMEDY = "mend it, or leave such rows out with --skip_bad_rows"
 _ROWS_AT_A_TIME = 1000
 _decode = json.JSONDecoder().raw_decode  # json.loads without its checks, which the text has passed
-
-Batch = Mapping[str, Sequence[Any]] | Sequence[dict[str, Any] | str]
-"""Columns; of a stream of files rows, or texts that say what is wrong with a row."""
 
 
 @dataclass(frozen=True)
@@ -83,11 +82,14 @@ class SplitExamples:
             later_columns=tuple(column for column in self.later_columns if column in used),
         )
 
-    def rows_of(self, batch: Batch) -> Iterator[dict[str, Any] | UnreadableRow]:
+    def rows_of(self, batch: Batch) -> Iterator[dict[str, Any] | BadExample]:
         """The examples of a batch of `data`, each with all its columns: None where a row has none."""
         if not isinstance(batch, Mapping):
             for row in batch:
-                yield UnreadableRow(row) if isinstance(row, str) else self._columns_of(row)
+                if isinstance(row, BadExample):
+                    yield row
+                else:
+                    yield UnreadableRow(row) if isinstance(row, str) else self._columns_of(row)
         elif ROW in batch and PROBLEM in batch:
             for text, problem in zip(batch[ROW], batch[PROBLEM], strict=True):
                 yield (
@@ -122,18 +124,22 @@ class SplitExamples:
         for name in self.text_columns:
             value = None if is_nan(example[name]) else example[name]
             if isinstance(value, int | float) and not isinstance(value, bool):
-                example[name] = str(value)
+                example[name] = text_of(name, value)
             elif not isinstance(value, str):
                 kind = "empty" if value is None else f"not text but {type(value).__name__}"
                 raise BadExample(f"column {name} is {kind}")
         return example
 
-    def numbered(self) -> Iterator[tuple[int, dict[str, Any] | UnreadableRow]]:
+    def numbered(self) -> Iterator[tuple[int, dict[str, Any] | BadExample]]:
         """The examples with their places here, from 0."""
-        first = 0
-        for batch in self.data.iter(_ROWS_AT_A_TIME):
-            yield from enumerate(self.rows_of(batch), first)
-            first += len(next(iter(batch.values())) if isinstance(batch, Mapping) else batch)
+        yield from enumerate(row for batch in self._batches() for row in self.rows_of(batch))
+
+    def _batches(self) -> Iterator[Batch]:
+        if isinstance(self.data, datasets.Dataset):
+            for first in range(0, len(self.data), _ROWS_AT_A_TIME):
+                yield read_rows(self.data, first, first + _ROWS_AT_A_TIME)
+        else:
+            yield from self.data.iter(_ROWS_AT_A_TIME)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         """The examples.

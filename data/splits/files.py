@@ -202,7 +202,8 @@ def _note(folder: Path, by_split: dict[str, list[Path]], entries: list[Path], ki
 
 def _others(folder: Path, files: list[Path]) -> str:
     """What else lies in a folder of files of one kind, hidden things apart: a text in .md, or one folder deeper."""
-    others = [path.name + "/" * path.is_dir() for path in _entries(folder) if path not in files]
+    taken = set(files)
+    others = [path.name + "/" * path.is_dir() for path in _entries(folder) if path not in taken]
     more = [f"{len(others) - _NUM_NAMED} more"] if len(others) > _NUM_NAMED else []
     return f"{folder}: no rows are read from {', '.join([*others[:_NUM_NAMED], *more])}" if others else ""
 

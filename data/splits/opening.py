@@ -49,7 +49,7 @@ def open_rows(name: str, place: Place, split: str, *, streams: bool, quoting: Qu
             return datasets.load_dataset(place.name, place.config, split=split, streaming=streams)
         if isinstance(place, Saved):
             data = place.rows_of(split)
-            return RowStream(saved=data) if streams else with_contents(data)
+            return RowStream(saved=data, place=str(place)) if streams else with_contents(data)
         names = names_of(split, is_default=True)
         if ending(files[0]) in ENDINGS and not streams:
             return read_row_files(files, names, quoting)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from data.files.json_values import parse_json
 from data.tokens.spans import BadExample
 
 MEDIA = ("image", "audio", "video")
@@ -21,7 +21,19 @@ def optional_text(example: Mapping[str, Any], name: str | None) -> str:
     value = example.get(name) if name else None
     if isinstance(value, bool) or (value is not None and not isinstance(value, str | int | float)):
         raise BadExample(f"column {name} is not text but {type(value).__name__}")
-    return "" if value is None or is_nan(value) else str(value)
+    return "" if value is None or is_nan(value) else text_of(name, value)
+
+
+def text_of(name: str | None, value: str | float) -> str:
+    """A value of a column as text: a number as it is written.
+
+    Raises:
+        BadExample: if it is an infinite number that the data does not spell out, as 1e999 does.
+    """
+    text = str(value)
+    if isinstance(value, float) and text.lower().lstrip("-").startswith("inf"):
+        raise BadExample(f"column {name} is not text but the number {text}")
+    return text
 
 
 def is_nan(value: Any) -> bool:
@@ -38,7 +50,7 @@ def read_history(example: Mapping[str, Any], name: str | None) -> Iterator[tuple
     history = example.get(name) if name else None
     if isinstance(history, str) and history.strip():
         try:
-            history = json.loads(history)
+            history = parse_json(history)
         except ValueError as error:
             raise BadExample(f"column {name} is no JSON ({error})") from error
     if history and not isinstance(history, list):

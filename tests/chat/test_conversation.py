@@ -119,6 +119,33 @@ def test_nulls_that_arrow_puts_into_arguments_are_left_out_where_asked() -> None
     assert call["function"]["arguments"] == {"city": "Lima"}
 
 
+DEEP = {depth: "[" * depth + "]" * depth for depth in (61, 500, 20_000)}
+
+
+def call_with(arguments: Any) -> list[dict[str, Any]]:
+    return [QUESTION, {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": arguments}}]}]
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        ({"messages": call_with({"a": float("inf")})}, "its turn 2's tool_calls: it holds the number inf"),
+        ({"messages": call_with({"a": [float("nan")]})}, "its turn 2's tool_calls: it holds the number nan"),
+        ({"messages": call_with('{"a": 1e999}')}, "holds the number inf, which JSON cannot write"),
+        ({"messages": call_with('{"a": NaN}')}, "holds the number nan, which JSON cannot write"),
+        ({"messages": [QUESTION, ANSWER], "tools": '[{"name": "f", "parameters": {"maximum": 1e999}}]'}, "number inf"),
+        ({"messages": [QUESTION, ANSWER], "chat_template_kwargs": {"a": float("-inf")}}, "kwargs: .* number -inf"),
+        *(({"messages": call_with(f'{{"a": {deep}}}')}, "nested too deeply") for deep in DEEP.values()),
+        *(({"messages": [QUESTION, ANSWER], "tools": deep}, "tools .*nested too deeply") for deep in DEEP.values()),
+        *(({"messages": deep}, "messages .*nested too deeply") for deep in DEEP.values()),
+    ],
+)
+def test_what_json_cannot_write_is_refused(row: dict[str, Any], reason: str) -> None:
+    """1e999 was learned as Infinity, and 500 brackets ended in Python's limit of recursion, now here, now there."""
+    with pytest.raises(BadExample, match=reason):
+        read_conversation(row, ChatDataset())
+
+
 @pytest.mark.parametrize(
     ("turn", "reason"),
     [
@@ -126,7 +153,7 @@ def test_nulls_that_arrow_puts_into_arguments_are_left_out_where_asked() -> None
         ({"from": "function_call", "value": '{"arguments": {}}'}, "a call without a name"),
         ({"role": "assistant", "tool_calls": [{"name": "f", "arguments": "[1]"}]}, "not a JSON object"),
         ({"role": "assistant", "tool_calls": [{"name": "f", "arguments": "{'a': 1}"}]}, "arguments .*no JSON"),
-        ({"role": "assistant", "tool_calls": [{"name": "f", "arguments": '{"a": 1, "a": 2}'}]}, "a key twice"),
+        ({"role": "assistant", "tool_calls": [{"name": "f", "arguments": '{"a": 1, "a": 2}'}]}, "given twice"),
         ({"role": "assistant", "tool_calls": 5}, "not a list"),
         ({"role": "assistant", "content": "a", "value": "b"}, "content and value differ"),
         ({"role": "assistant", "content": "a", "thinking": "b", "reasoning_content": "c"}, "differ"),

@@ -124,7 +124,10 @@ def test_a_mask_of_anything_but_zeros_and_ones_is_refused(case: str, streaming: 
         ({"input_ids": [5, 6, 7], "labels": [5, 6, 700]}, "label 700 is outside"),
         ({"input_ids": [5, 6, 7], "labels": [5, 6, 7], "attention_mask": [5, -1, 1]}, "column attention_mask needs"),
         ({"input_ids": [5, 6, 7], "labels": [5, 6, 7], "sample_lengths": [5, -2]}, "sample_lengths add up to 3"),
-        ({"input_ids": [5, 6, 7], "labels": [5, 6, 7], "completion_mask": [0, 2, 1]}, "column completion_mask .*holds 2"),
+        (
+            {"input_ids": [5, 6, 7], "labels": [5, 6, 7], "completion_mask": [0, 2, 1]},
+            "completion_mask .*holds 2",
+        ),
     ],
 )
 @pytest.mark.parametrize("table", [False, True])

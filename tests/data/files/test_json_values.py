@@ -45,6 +45,27 @@ def test_a_number_is_the_text_that_the_file_has(way: str, streaming: bool, tmp_p
     assert texts(file, streaming=streaming) == written
 
 
+@pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("number", ["Infinity", "-Infinity"])
+def test_a_number_that_is_not_finite_is_no_text(number: str, way: str, streaming: bool, tmp_path: Path) -> None:
+    file = write(tmp_path, way, ['{"text": "one"}', f'{{"text": {number}}}', '{"text": 1e999}'])
+    with pytest.raises(ConfigError, match=f"row 2: column text is not text but the number {number}"):
+        texts(file, streaming=streaming)
+    kept = [text for text in texts(file, streaming=streaming, skip_bad_rows=True) if text]
+    assert kept == ["one", "1e999"], "which the file spells"
+
+
+def test_an_infinite_number_of_a_table_is_no_text(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"text": [1.5, float("-inf")]}), tmp_path / "a.parquet")
+    with pytest.raises(ConfigError, match="row 2: column text is not text but the number -inf"):
+        texts(tmp_path / "a.parquet")
+    row = {"instruction": "a", "input": float("inf"), "output": "c"}
+    (tmp_path / "a.jsonl").write_text(json.dumps(row) + "\n")
+    with pytest.raises(ConfigError, match="row 1: column input is not text but the number Infinity"):
+        texts(tmp_path / "a.jsonl", "alpaca_dataset", validation_fraction=0.0)
+
+
 def test_a_written_number_is_a_number_still() -> None:
     row = decode_row('{"a": 1.10, "b": [1.10], "c": {"d": 1.10}, "e": "1.10"}')
     assert row == {"a": 1.1, "b": [1.1], "c": {"d": 1.1}, "e": "1.10"}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import tempfile
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,9 +24,13 @@ from configs.datasets import DataSource
 from configs.flags import parse_flags
 from configs.formats import DATASETS
 from data.dataset_functions.importing import find_dataset_function
+from data.files import byte_chunks, json_files
+from data.files.byte_chunks import opened
 from data.files.csv_files import csv_rows
+from data.files.kinds import TABLES
 from data.files.row_stream import RowStream
 from data.sequences.causal import build_sequences
+from data.splits.files import files_of_folder
 from data.splits.reading import load_split
 from tests.helpers.chat_templates import FAMILIES
 from utils.errors import ConfigError
@@ -48,6 +53,21 @@ def source(file: Path | str, **settings: Any) -> AlpacaDataset:
 
 def rows(config: DataSource, *, other: tuple[str, ...] = (), split: str = "train") -> list[dict[str, Any]]:
     return list(load_split("alpaca_dataset", config, split, text_columns=("output",), other_columns=other))
+
+
+class Counted:
+    """A file's decompressed bytes. `read` gets the number that was read so far of each such file."""
+
+    def __init__(self, file: Path, read: list[int]) -> None:
+        self.stream, self.read_so_far, self.place = opened(file), read, len(read)
+        read.append(0)
+
+    def read(self, size: int) -> bytes:
+        self.read_so_far[self.place] += size
+        return self.stream.read(size)
+
+    def close(self) -> None:
+        self.stream.close()
 
 
 def json_lines(*values: Any) -> str:
@@ -467,3 +487,49 @@ def test_streamed_text_has_the_rows_that_the_library_makes(text: str, sample_by:
         ]
         patched.setattr("data.files.byte_chunks.CHUNK_BYTES", 5)
         assert list(RowStream((file,), sample_by=sample_by)) == expected
+
+
+@EITHER
+@pytest.mark.parametrize("ending", [".jsonl", ".jsonl.gz", ".jsonl.zst"])
+def test_a_line_that_does_not_end_is_not_read_to_its_end(
+    ending: str, streaming: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A compressed file of 3 MB took 9.4 GiB of host memory."""
+    monkeypatch.setattr(json_files, "_MOST_OF_LINE", 2**23)
+    file = tmp_path / f"rows{ending}"
+    with pa.output_stream(file, compression=None if ending == ".jsonl" else "detect") as stream:
+        stream.write(b'{"output": "one"}\n{"output": "')
+        for _ in range(64):
+            stream.write(b"a" * 2**20)
+    read = list[int]()
+    monkeypatch.setattr(byte_chunks, "opened", lambda file: Counted(file, read))
+    with pytest.raises(ConfigError, match=rf"rows{ending}, line 2: longer than 8.00 MiB, which is no row; split it"):
+        rows(source(file, streaming=streaming))
+    assert 0 < max(read) < 32 * 2**20
+
+
+def test_one_compressed_value_is_read_up_to_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(json_files, "_MOST_OF_ONE_VALUE", 2**23)
+    file = tmp_path / "rows.json.gz"
+    with gzip.open(file, "wb", compresslevel=1) as stream:
+        stream.write(b'[{"output": "one"}')
+        for _ in range(16):
+            stream.write(b',{"output": "' + b"a" * 2**20 + b'"}')
+        stream.write(b"]")
+    for streaming in (False, True):
+        with pytest.raises(ConfigError, match=r"rows.json.gz: one JSON value of more than 8.00 MiB.*JSON lines"):
+            rows(source(file, streaming=streaming))
+    monkeypatch.undo()
+    assert len(rows(source(file))) == 17
+
+
+def test_a_folder_of_many_files_is_looked_through_once(tmp_path: Path) -> None:
+    """10,000 files were compared with each other for a minute before the first was read."""
+    for number in range(3000):
+        (tmp_path / f"{number}.jsonl").write_text('{"output": "a"}\n')
+    (tmp_path / "notes.md").write_text("Hi")
+    config, before = source(tmp_path), time.process_time()
+    files = files_of_folder("alpaca_dataset", tmp_path, config, TABLES)
+    assert time.process_time() - before < 2
+    assert len(files.by_split["train"]) == 3000
+    assert files.note == f"{tmp_path}: no rows are read from notes.md"
