@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from chat.conversation import Conversation
 from chat.message_forms import forms
-from data.tokens.spans import BadExample
+from data.tokens.spans import BadExample, UnboundedExample
 
 if TYPE_CHECKING:
     from chat.template import ChatTemplate
@@ -23,6 +23,8 @@ def prompt_of(conversation: Conversation, template: ChatTemplate) -> str:
     for form, forbidden in forms(template.with_special_as_text(conversation)):
         try:
             text = template.render(form, len(form.messages), prompt=True)
+        except UnboundedExample:
+            raise
         except BadExample as error:
             refusal = refusal or error  # that of the usual form
             continue

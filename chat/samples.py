@@ -30,7 +30,7 @@ from chat.message_forms import forms
 from chat.rendered_turns import RenderedTurn, Sample, marked_turn, never_ends, prompted_turn, turn_ends
 from chat.turn_parts import learned_places
 from chat.unread_keys import unread_keys
-from data.tokens.spans import BadExample, ChatSamples, MaskWay, TextSpan
+from data.tokens.spans import BadExample, ChatSamples, MaskWay, TextSpan, UnboundedExample
 
 if TYPE_CHECKING:
     from chat.template import ChatTemplate
@@ -52,6 +52,8 @@ def chat_samples(conversation: Conversation, template: ChatTemplate) -> ChatSamp
                 template.check_special_as_text(form)
             for sample in samples:
                 _leave_out_parts(form, sample)
+        except UnboundedExample:
+            raise
         except BadExample as error:
             # What is lost says more than an exception, but not in a form that most templates do not know.
             if refusal is None or (not error.__cause__ and not forbidden):

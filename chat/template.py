@@ -8,17 +8,16 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jinja2 import TemplateError
-from transformers.utils.chat_template_utils import render_jinja_template
-
 from chat.conversation import Conversation
 from chat.turn_kinds import KindsOfTurns
 from chat.turn_starts import RenderedStarts, render_with_starts, words_read
-from data.tokens.spans import BadExample
+from data.tokens.spans import BadExample, UnboundedExample
 from data.tokens.special_text import SpecialTokens
+from utils.chat_rendering import render_chat
 from utils.errors import ConfigError, in_one_line
 from utils.small_files import read_text
-from utils.template_date import DATE_FUNCTION, date_function, give_date
+from utils.template_date import DATE_FUNCTION, date_function
+from utils.template_limits import TemplateLimitError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -128,12 +127,19 @@ class ChatTemplate:
         return texts[0], [(first, last) for first, last in marks[0] if first < last]
 
     def render_with_starts(self, conversation: Conversation, num_messages: int) -> RenderedStarts | None:
-        """The first messages as text, and where each of them begins; None if that cannot be told."""
-        return render_with_starts(
-            self.tokenizer.get_chat_template(tools=conversation.tools),
-            conversation.messages[:num_messages],
-            **self._values(conversation) | {DATE_FUNCTION: date_function(self.tokenizer)},
-        )
+        """The first messages as text, and where each of them begins; None if that cannot be told.
+
+        Raises:
+            UnboundedExample: if it takes too long, or too much memory.
+        """
+        try:
+            return render_with_starts(
+                self.tokenizer.get_chat_template(tools=conversation.tools),
+                conversation.messages[:num_messages],
+                **self._values(conversation) | {DATE_FUNCTION: date_function(self.tokenizer)},
+            )
+        except (TemplateLimitError, MemoryError) as error:
+            raise self._unbounded(error) from error
 
     def words_read(self, conversation: Conversation) -> tuple[str, ...]:
         """The words that it looks for in what is said."""
@@ -150,20 +156,24 @@ class ChatTemplate:
     def _render(self, conversation: Conversation, num_messages: int, **options: bool) -> Any:
         try:
             return self._call(conversation, num_messages, **options)
-        except (TemplateError, TypeError, ValueError, KeyError, RecursionError) as error:
+        except (TemplateLimitError, MemoryError) as error:
+            raise self._unbounded(error) from error
+        except Exception as error:  # a template may divide by zero, or call what it should not
             turn = self._first_refused(conversation, num_messages, error)
             raise BadExample(
                 f"the chat template does not take turn {turn} ({type(error).__name__}: {in_one_line(error)}); mend the "
                 f"row, or give a template that takes it ({self.flag} FILE)"
             ) from error
 
+    def _unbounded(self, error: Exception) -> UnboundedExample:
+        reason = in_one_line(error) or "it takes more memory than there is"
+        return UnboundedExample(f"the chat template cannot be rendered: {reason}; give another ({self.flag} FILE)")
+
     def _call(self, conversation: Conversation, num_messages: int, **options: bool) -> Any:
-        render: Any = render_jinja_template  # its annotation says str
-        chat_template = self.tokenizer.get_chat_template(tools=conversation.tools)
-        give_date(self.tokenizer, chat_template)
-        return render(
-            [conversation.messages[:num_messages]],
-            chat_template=chat_template,
+        return render_chat(
+            self.tokenizer.get_chat_template(tools=conversation.tools),
+            conversation.messages[:num_messages],
+            self.tokenizer,
             **self._values(conversation),
             **options,
         )
@@ -177,6 +187,8 @@ class ChatTemplate:
         for number in range(1, num_messages):
             try:
                 self._call(conversation, number)
+            except TemplateLimitError:
+                break
             except Exception as found:  # whatever a template stumbles over
                 if str(found) == str(error):
                     return number

@@ -7,11 +7,14 @@ takes one for every turn. The text is the template's own without the marks.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from jinja2 import Environment, Template, TemplateError, nodes
+from jinja2 import Template, nodes
+
+from utils.chat_rendering import limited_environment
+from utils.template_limits import TemplateLimitError, limited_rendering
 
 _MARK = "\ufdef"  # not a character: no text holds it
 _MARK_OF = "mark_of_turn"
@@ -31,6 +34,9 @@ def render_with_starts(source: str, messages: Sequence[dict[str, Any]], **values
     Args:
         messages: as JSON holds them: a template gets them as they are.
         values: what else the template reads.
+
+    Raises:
+        TemplateLimitError: if it takes too long, or too much memory.
     """
     numbers = {id(message): number for number, message in enumerate(messages)}
 
@@ -39,9 +45,12 @@ def render_with_starts(source: str, messages: Sequence[dict[str, Any]], **values
         return "" if number is None else f"{_MARK}{number}{_MARK}"
 
     try:
-        parts = _marked(source).render(messages=messages, **values, **{_MARK_OF: mark}).split(_MARK)
-    except (TemplateError, TypeError, ValueError, KeyError, RecursionError, ImportError):
-        return None  # the rendering without marks says what is wrong
+        with limited_rendering():
+            parts = _marked(source).render(messages=messages, **values, **{_MARK_OF: mark}).split(_MARK)
+    except (TemplateLimitError, MemoryError):
+        raise
+    except Exception:  # whatever a template stumbles over; the rendering without marks says what is wrong
+        return None
     starts, position = {}, len(parts[0])
     for number, text in zip(parts[1::2], parts[2::2], strict=True):
         starts[int(number)] = position  # the last loop over all messages is the one that writes
@@ -53,7 +62,7 @@ def render_with_starts(source: str, messages: Sequence[dict[str, Any]], **values
 @lru_cache(maxsize=8)
 def words_read(source: str) -> tuple[str, ...]:
     """The words that a template looks for in texts, as in `'</think>' in content` or `content.split('</think>')`."""
-    tree = _environment(source).parse(source)
+    tree = limited_environment().parse(source)
     found: set[Any] = set()
     for call in tree.find_all(nodes.Call):
         if isinstance(call.node, nodes.Getattr) and call.node.attr in _READS_TEXT:
@@ -67,7 +76,7 @@ def words_read(source: str) -> tuple[str, ...]:
 
 @lru_cache(maxsize=8)
 def _marked(source: str) -> Template:
-    environment = _environment(source)
+    environment = limited_environment()
     tree = environment.parse(source)
     for loop in tree.find_all(nodes.For):
         if isinstance(loop.target, nodes.Name):
@@ -75,15 +84,3 @@ def _marked(source: str) -> Template:
             written = nodes.Output([of_turn]).set_lineno(loop.lineno, override=True)
             loop.body.insert(0, written.set_environment(environment))
     return environment.from_string(tree)
-
-
-def _environment(source: str) -> Environment:
-    """transformers' environment of chat templates, with its filters and functions.
-
-    Raises:
-        ImportError: if this version of transformers has none of this name.
-    """
-    from transformers.utils.chat_template_utils import _compile_jinja_template
-
-    compile_template: Callable[[str], Template] = _compile_jinja_template
-    return compile_template(source).environment

@@ -17,6 +17,7 @@ from data.processors.tokenizer_loading import add_special_tokens
 from data.processors.without_videos import load_without_videos
 from utils.errors import ConfigError, in_one_line
 from utils.hub import check_on_hub, explain
+from utils.rust_panics import panics_as_errors
 from utils.template_date import give_date
 
 BLANK_SIZE = (32, 32)  # pixels of the image of a batch without rows
@@ -49,9 +50,10 @@ def read_processor(name: str, flag: str, *, trust_remote_code: bool = False) -> 
     """
     sentencepiece_model = find_sentencepiece(name, flag)
     try:
-        processor = load_without_videos(name, trust_remote_code=trust_remote_code)
-        if processor is None:
-            processor = AutoProcessor.from_pretrained(name, trust_remote_code=trust_remote_code, backend="pil")
+        with panics_as_errors():
+            processor = load_without_videos(name, trust_remote_code=trust_remote_code)
+            if processor is None:
+                processor = AutoProcessor.from_pretrained(name, trust_remote_code=trust_remote_code, backend="pil")
     except Exception as error:
         remedy = "give a folder or hub name that has one with --tokenizer_name"
         for package in ("torchvision", "num2words"):

@@ -15,7 +15,9 @@ from utils.git_lfs import PULL, is_pointer
 from utils.hub import check_on_hub, explain
 from utils.printing import print_line
 from utils.progress import shows_progress
+from utils.rust_panics import RustPanicError, panics_as_errors
 
+_TRIAL = "A text with 3 words.\n"
 _MISTRALS_PATTERN = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|"
 
 
@@ -61,9 +63,34 @@ def read_tokenizer(name: str, *, trust_remote_code: bool = False) -> PreTrainedT
     mistral-common's own has no size, no chat template and no special tokens in a text.
 
     Raises:
-        Exception: whatever transformers raises.
+        Exception: whatever transformers raises; RustPanicError if its settings make it panic on every text.
     """
-    return AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code, mistral_format=False)
+    with panics_as_errors():
+        tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code, mistral_format=False)
+    _try(tokenizer)
+    return tokenizer
+
+
+def _try(tokenizer: PreTrainedTokenizerBase) -> None:
+    """Encode and decode a text.
+
+    Raises:
+        ValueError: if the tokenizer replaces an empty pattern, of which its Rust code makes a panic.
+        RustPanicError: if it panics because of something else.
+    """
+    backend: Any = getattr(tokenizer, "backend_tokenizer", None)
+    if (normalizer := getattr(backend, "normalizer", None)) is not None:
+        state = json.loads(normalizer.__getstate__())
+        steps = [state, *(state.get("normalizers") or [])]
+        if any(step.get("pattern") in ({"String": ""}, {"Regex": ""}) for step in steps):
+            raise ValueError("the pattern that its normalizer replaces is empty")
+    try:
+        with panics_as_errors():
+            tokenizer.decode(tokenizer(_TRIAL)["input_ids"])
+    except RustPanicError:
+        raise
+    except Exception:  # it may lack these letters, and the data not have them either
+        return
 
 
 def splits_unlike_mistral(tokenizer: PreTrainedTokenizerBase) -> bool:

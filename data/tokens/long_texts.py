@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from utils.rust_panics import panics_as_errors
+
 if TYPE_CHECKING:
     from tokenizers import Encoding
     from transformers import PreTrainedTokenizerBase
@@ -112,7 +114,8 @@ def _calls(texts: Sequence[str], special: SpecialTokens) -> Iterator[list[str]]:
 
 
 def _call(texts: list[str], tokenizer: PreTrainedTokenizerBase) -> Any:
-    return tokenizer(texts, add_special_tokens=False, return_attention_mask=False, verbose=False)
+    with panics_as_errors():
+        return tokenizer(texts, add_special_tokens=False, return_attention_mask=False, verbose=False)
 
 
 def _windows(text: str, encode: Callable[[list[str]], list[Encoding]]) -> Iterator[_Window]:

@@ -19,6 +19,7 @@ from data.tokens.labels import IGNORE_INDEX
 from data.tokens.long_texts import EncodedText, encode_texts
 from data.tokens.spans import TextSpan
 from data.tokens.special_text import SpecialTokens
+from utils.rust_panics import panics_as_errors
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -103,7 +104,8 @@ def encode_plainly(
         return []
     special = special or SpecialTokens.of(tokenizer)
     around: dict[str, Any] = {"add_special_tokens": True, "return_attention_mask": False, "verbose": False}
-    found = [np.array(ids, dtype=np.int32) for ids in tokenizer(**texts, **around)["input_ids"]]
+    with panics_as_errors():
+        found = [np.array(ids, dtype=np.int32) for ids in tokenizer(**texts, **around)["input_ids"]]
     spelled = [place for place, text in enumerate(values) if special.spells(text)]
     if spelled:
         contents = encode_texts([values[place] for place in spelled], tokenizer, special)

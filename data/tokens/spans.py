@@ -11,6 +11,10 @@ class BadExample(ValueError):
     """Why an example cannot be used; whoever reads the examples adds its row."""
 
 
+class UnboundedExample(BadExample):
+    """An example that takes too long, or too much memory, so that it is not tried in other ways."""
+
+
 class TextSpan(NamedTuple):
     """A part of an example's text, and whether its tokens count in the loss."""
 

@@ -17,6 +17,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, overload
 
 from data.tokens.spans import BadExample
+from utils.rust_panics import panics_as_errors
 
 if TYPE_CHECKING:
     from tokenizers import Encoding, Tokenizer
@@ -91,7 +92,8 @@ class SpecialTokens:
 
     def encode(self, texts: Sequence[str]) -> list[Encoding]:
         """The tokens of texts with stand-ins, without special tokens around them."""
-        return self._backend.encode_batch([self._exchanged(text) for text in texts], add_special_tokens=False)
+        with panics_as_errors():
+            return self._backend.encode_batch([self._exchanged(text) for text in texts], add_special_tokens=False)
 
     def encode_slowly(self, text: str) -> list[int]:
         """The same by a tokenizer that is written in Python: piece by piece, between its added tokens."""
@@ -174,11 +176,16 @@ def _tokens_of_roles(tokenizer: PreTrainedTokenizerBase, added: Set[str]) -> Set
     may_be = [token for token in added - pairs if _IN_BRACKETS.fullmatch(token)]
     if not may_be or not tokenizer.chat_template:
         return set()
+    from utils.chat_rendering import rendered_prompt
+    from utils.template_limits import TemplateLimitError
+
     for as_parts in (False, True):
         content: Any = [{"type": "text", "text": "-"}] if as_parts else "-"
         turns = [{"role": role, "content": content} for role in ("user", "assistant", "user")]
         try:
-            text = str(tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True))
+            text = rendered_prompt(tokenizer, turns)
+        except TemplateLimitError:
+            break
         except Exception:  # whatever a template stumbles over
             continue
         return {token for token in may_be if token in text}

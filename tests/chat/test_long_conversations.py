@@ -103,7 +103,7 @@ def test_the_number_of_renderings_does_not_grow_with_the_turns(
     conversation = read({"messages": turns} if row is None else calls(10, **row))
     for _ in range(6):
         chat_samples(conversation, of)
-    monkeypatch.setattr(template, "render_jinja_template", counted(template.render_jinja_template))
+    monkeypatch.setattr(template, "render_chat", counted(template.render_chat))
     monkeypatch.setattr(template, "render_with_starts", counted(template.render_with_starts))
     chat_samples(conversation, of)
     assert number[0] <= most
