@@ -87,7 +87,9 @@ class ParquetReader(TableReader):
         try:
             table = self._file.read_row_group(position, columns=self._columns)
         except pa.ArrowInvalid as error:
-            raise self._where_not_utf8() or error from error
+            if refusal := self._where_not_utf8():
+                raise refusal from error
+            raise
         return _chunk_of(self.file, table, self.features, position + 1, num_before)
 
     def tables(self) -> Iterator[pa.Table]:
@@ -96,7 +98,9 @@ class ParquetReader(TableReader):
             for batch in self._file.iter_batches(_ROWS_AT_A_TIME, columns=self._columns):
                 yield _cast(pa.Table.from_batches([batch]), self.features)
         except pa.ArrowInvalid as error:
-            raise self._where_not_utf8() or error from error
+            if refusal := self._where_not_utf8():
+                raise refusal from error
+            raise
 
     def _where_not_utf8(self) -> ConfigError | None:
         """The row group with texts of a dictionary that are not UTF-8, of which Arrow reads none; None without one."""
