@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from glob import escape
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -41,7 +40,6 @@ def read_row_files(files: Sequence[Path], names: Sequence[str], quoting: Quoting
     """
     builder = RowFiles(
         hash=contents_of(sorted(Path(__file__).parent.glob("*.py"))),
-        data_files=[escape(str(file)) for file in files],  # the library takes them for patterns
         paths=tuple(map(str, files)),
         names=tuple(names),
         contents=contents_of(files),
@@ -60,7 +58,7 @@ def keys_of(new_keys: Sequence[str | None]) -> list[str]:
 class RowFilesConfig(datasets.BuilderConfig):
     paths: tuple[str, ...] = ()
     names: tuple[str, ...] = ()
-    contents: str = ""  # the library's key has the times of the files alone
+    contents: str = ""  # a digest of them: with data_files, the library's key would have their times alone
     quoting: Quoting = "auto"
 
 

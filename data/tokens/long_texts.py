@@ -8,6 +8,7 @@ equal letters, a token may end elsewhere.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -21,8 +22,11 @@ if TYPE_CHECKING:
     from data.tokens.special_text import SpecialTokens
 
 CALL_CHARACTERS = 2**18  # of one call of the tokenizer
+WINDOW_CHARACTERS = 2**15  # of a part of a long text; several are one call
 OVERLAP_CHARACTERS = 2**10
 AGREEING_TOKENS = 8  # on both sides of a join
+
+Place = tuple[int, int]  # characters [first, last)
 
 
 class EncodedText(NamedTuple):
@@ -120,31 +124,52 @@ def _call(texts: list[str], tokenizer: PreTrainedTokenizerBase) -> Any:
 
 def _windows(text: str, encode: Callable[[list[str]], list[Encoding]]) -> Iterator[_Window]:
     """Parts of the text's tokens that follow each other."""
-    start, before = 0, _Window.empty()
-    while start < len(text):
-        window = _encode_window(text, start, encode)
-        if len(before.ids):
-            meeting = _meeting(before, window)
-            if meeting is None:  # cut the text itself, before a token
-                start = before.start_near(start + OVERLAP_CHARACTERS // 2)
-                meeting = int(np.searchsorted(before.starts, start)), 0
-                window = _encode_window(text, start, encode)
-            yield before.part(0, meeting[0])
-            window = window.part(meeting[1], None)
-        end = start + CALL_CHARACTERS
-        # The next begins where a token does: the tokens of long runs of one character depend on their start.
-        next_start = window.start_near(end - OVERLAP_CHARACTERS) if end < len(text) else end
-        if next_start <= start or end >= len(text):  # one token all through, none at all, or the end
-            yield window
-            start, before = end, _Window.empty()
-        else:
-            start, before = next_start, window
+    before, before_place = _Window.empty(), (0, 0)
+    remaining = _places(text)
+    while places := list(islice(remaining, max(1, CALL_CHARACTERS // WINDOW_CHARACTERS))):
+        for place, window in zip(places, _encode_windows(text, places, encode), strict=True):
+            if len(before.ids):
+                meeting = _meeting(before, window)
+                if meeting is None:
+                    place, meeting = _cut(before, before_place, place)
+                    (window,) = _encode_windows(text, [place], encode)
+                yield before.part(0, meeting[0])
+                window = window.part(meeting[1], None)
+            before, before_place = window, place
+    yield before
 
 
-def _encode_window(text: str, start: int, encode: Callable[[list[str]], list[Encoding]]) -> _Window:
-    (encoded,) = encode([text[start : start + CALL_CHARACTERS]])
-    places = np.array(encoded.offsets, dtype=np.int64).reshape(-1, 2) + start
-    return _Window(np.array(encoded.ids, dtype=np.int32), places[:, 0], places[:, 1])
+def _places(text: str) -> Iterator[Place]:
+    """The characters of each window. They begin before a word, if there is one: there a token begins, too."""
+    start = 0
+    while start + WINDOW_CHARACTERS < len(text):
+        end = start + WINDOW_CHARACTERS
+        yield start, end
+        following = end - OVERLAP_CHARACTERS
+        start = max(following, text.find(" ", following, following + OVERLAP_CHARACTERS // 4))
+    yield start, len(text)
+
+
+def _cut(before: _Window, before_place: Place, place: Place) -> tuple[Place, tuple[int, int]]:
+    """Where to cut the text itself if a window does not agree with the one before: its new place, and the meeting.
+
+    It is cut before a token: the tokens of a long run of one character depend on where it starts.
+    """
+    start = before.start_near(place[0] + OVERLAP_CHARACTERS // 2)
+    if start <= before_place[0]:  # one token all through
+        return (before_place[1], place[1]), (len(before.ids), 0)
+    return (start, place[1]), (int(np.searchsorted(before.starts, start)), 0)
+
+
+def _encode_windows(
+    text: str, places: Sequence[Place], encode: Callable[[list[str]], list[Encoding]]
+) -> Iterator[_Window]:
+    """The tokens of some windows, by one call: the tokenizer takes them on several cores."""
+    encodings = encode([text[start:end] for start, end in places])
+    for (start, _), encoded in zip(places, encodings, strict=True):
+        flat = np.fromiter(chain.from_iterable(encoded.offsets), dtype=np.int64, count=2 * len(encoded))
+        starts, ends = start + flat[::2], start + flat[1::2]
+        yield _Window(np.array(encoded.ids, dtype=np.int32), starts, ends)
 
 
 def _meeting(before: _Window, after: _Window) -> tuple[int, int] | None:

@@ -102,7 +102,8 @@ def test_a_long_text_stays_text_in_windows_too(monkeypatch: pytest.MonkeyPatch) 
     tokenizer = byte_level()
     said = SpecialTokens.of(tokenizer).as_text("Anna says </s> to Bob. What is the capital? " * 60)
     whole = tokens_of([TextSpan(said, True)], tokenizer)
-    monkeypatch.setattr(long_texts, "CALL_CHARACTERS", 900)
+    monkeypatch.setattr(long_texts, "CALL_CHARACTERS", 1800)
+    monkeypatch.setattr(long_texts, "WINDOW_CHARACTERS", 900)
     monkeypatch.setattr(long_texts, "OVERLAP_CHARACTERS", 300)
     assert tokens_of([TextSpan(said, True)], tokenizer) == whole
     assert specials(whole[0], tokenizer) == []
