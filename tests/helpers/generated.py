@@ -31,7 +31,8 @@ def flags(model: Path, data: Path, output: Path, *given: str) -> list[str]:
 
 
 def evaluation(run: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """The ROUGE before training, and the lines of samples.jsonl that belong to it."""
+    """The ROUGE before training, and the lines of samples.jsonl that belong to it, without their time."""
     (event,) = (e for e in read_metrics(run) if e["event"] == "eval" and e["step"] == 0)
     lines = [json.loads(line) for line in (run / "samples.jsonl").read_text().splitlines()]
-    return {name: event[name] for name in ROUGES}, [line for line in lines if line["step"] == 0]
+    without_time = [{name: value for name, value in line.items() if name != "time"} for line in lines]
+    return {name: event[name] for name in ROUGES}, [line for line in without_time if line["step"] == 0]
