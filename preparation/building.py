@@ -84,6 +84,7 @@ def build(inputs: Inputs, env: Environment) -> TrainingParts:
         form = BatchForm(inputs.vocab_size, widths, packing, offsets, num_rows if train.compile else 0)
         return task.make_collator(inputs.processor, empty.model.config, form)
 
+    check_label_leaks(built, inputs, env)  # first: a model that it refuses may not be packed at all
     if packing:
         collate = collate_of(1)
         with computed_in_bf16(model):  # in float8 the scale of activations is that of all documents
@@ -93,7 +94,6 @@ def build(inputs: Inputs, env: Environment) -> TrainingParts:
                 vocab_size=inputs.vocab_size,
                 row_length=resolved.context_length,
             )
-    check_label_leaks(built, inputs, env)
     say = partial(print_rank_zero, env)
     loaders = make_loaders(inputs.data, train, resolved.batches, env, collate_of, say)
     model.train()
