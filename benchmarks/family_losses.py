@@ -7,7 +7,7 @@ the CPU. The batch goes the run's own way (task, collator, packing, attention, l
 of labels in sight, which found nothing where a number stands. A cell is right if the losses agree to 1e-5, or if the
 run refuses the family in one line. A call measures the families that the file lacks, so it can be interrupted. It
 prints the table of all rows there are. The exit status is 1 while a row is missing or wrong.
-`python -m tests.helpers.image_losses` adds models of image and text.
+`python -m tests.helpers.family_table` has models of image and text, too.
 """
 
 from __future__ import annotations

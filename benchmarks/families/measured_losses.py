@@ -144,6 +144,7 @@ def _measure(family: str, config: Any, auto_model: Any, own: list[float], batchi
     collate = task.make_collator(SimpleNamespace(pad_token_id=0, eos_token_id=2), model.config, form)
     samples = make_samples(apart=not task.PACKS)
     if packing:
+        _refuse_leaks(model, task, collate, [[samples[0]], [samples[1]]])  # before the trial of packing, as a run does
         check_packing_isolates(
             model, lambda rows: task.token_losses(model, collate(rows)), vocab_size=VOCAB, row_length=ROW_LENGTH
         )
@@ -173,11 +174,16 @@ def compare(
     Raises:
         ConfigError: if labels are in sight, as a run is refused.
     """
-    leak = find_label_leak(model, task.token_losses, collate, tried, torch.device("cpu"), tolerance=1e-3)
-    if leak is not None:
-        raise ConfigError(f"--model_name: with {type(model).__name__} {leak}; give a model of another family")
+    _refuse_leaks(model, task, collate, tried)
     losses = task.token_losses(model, collate(rows)).double().split(num_labels)
     differences = [
         abs(float(ours.mean()) - theirs) / max(1.0, theirs) for ours, theirs in zip(losses, own, strict=True)
     ]
     return Cell(max(differences))
+
+
+def _refuse_leaks(model: Any, task: Task[Any], collate: Any, tried: list[list[Any]]) -> None:
+    """Refuse a model with labels in sight, as a run does."""
+    leak = find_label_leak(model, task.token_losses, collate, tried, torch.device("cpu"), tolerance=1e-3)
+    if leak is not None:
+        raise ConfigError(f"--model_name: with {type(model).__name__} {leak}; give a model of another family")

@@ -1,14 +1,16 @@
-"""Adds the models of image and text to the table of families, whose tiny processors the tests have.
+"""The whole table of docs/families.md: `benchmarks.family_losses`, and models of image and text.
 
-    python -m tests.helpers.image_losses --output losses.jsonl
+    python -m tests.helpers.family_table --output losses.jsonl
 
-As `python -m benchmarks.family_losses`, with captions of three images.
+The tests have the tiny processors that models of image and text need. Their samples are captions of three images. A
+call measures the families that the file lacks. The exit status is 1 if a row is wrong.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import sys
 import tempfile
 from dataclasses import asdict
 from pathlib import Path
@@ -18,7 +20,7 @@ import torch
 from transformers import AutoModelForImageTextToText
 
 from benchmarks.families.measured_losses import Cell, compare
-from benchmarks.family_losses import FamilyRow, print_table, read_rows
+from benchmarks.family_losses import FamilyRow, measure_missing, print_table, read_rows
 from data.batches.padding import PaddedWidth
 from data.images.caption_rows import Picture
 from data.images.sequences import CaptionedImage
@@ -89,11 +91,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, required=True, help="a JSON line for each family")
     output = parser.parse_args().output
+    measure_missing(output, ())
     there = {row.family for row in read_rows(output) if row.kind == "image-text"}
     for name in [name for name in MODELS if name not in there]:
         with output.open("a") as file:
             file.write(json.dumps(asdict(measure_images(name))) + "\n")
-    print_table(read_rows(output))
+    rows = read_rows(output)
+    print_table(rows)
+    sys.exit(any(not row.is_right for row in rows))
 
 
 if __name__ == "__main__":
