@@ -13,7 +13,7 @@ from configs.training import TrainConfig
 from data.images.opening import import_pillow
 from data.images.shapes import Size
 from data.processors.sentencepiece_files import check_conversion, find_sentencepiece
-from data.processors.tokenizer_loading import add_special_tokens
+from data.processors.tokenizer_loading import add_special_tokens, check_special_tokens, tokenizer_of
 from data.processors.without_videos import load_without_videos
 from utils.errors import ConfigError, in_one_line
 from utils.hub import check_on_hub, explain
@@ -54,6 +54,7 @@ def read_processor(name: str, flag: str, *, trust_remote_code: bool = False) -> 
             processor = load_without_videos(name, trust_remote_code=trust_remote_code)
             if processor is None:
                 processor = AutoProcessor.from_pretrained(name, trust_remote_code=trust_remote_code, backend="pil")
+            check_special_tokens(tokenizer_of(processor))
     except Exception as error:
         remedy = "give a folder or hub name that has one with --tokenizer_name"
         for package in ("torchvision", "num2words"):

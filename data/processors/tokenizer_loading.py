@@ -64,11 +64,28 @@ def read_tokenizer(name: str, *, trust_remote_code: bool = False) -> PreTrainedT
 
     Raises:
         Exception: whatever transformers raises; RustPanicError if its settings make it panic on every text.
+        ValueError: if a special token is empty.
     """
     with panics_as_errors():
         tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code, mistral_format=False)
+    check_special_tokens(tokenizer)
     _try(tokenizer)
     return tokenizer
+
+
+def check_special_tokens(tokenizer: PreTrainedTokenizerBase) -> None:
+    """Refuse empty special tokens, as in Llama's first conversions.
+
+    No vocabulary has one: transformers then takes the id of unk_token, and looks for that without end if it is empty.
+
+    Raises:
+        ValueError: with the key.
+    """
+    empty = [key for key, token in tokenizer.special_tokens_map.items() if not token]
+    if "" in tokenizer.extra_special_tokens:
+        empty.append("extra_special_tokens")
+    if empty:
+        raise ValueError(f"{empty[0]} in tokenizer_config.json holds an empty token; name one there, or write null")
 
 
 def _try(tokenizer: PreTrainedTokenizerBase) -> None:

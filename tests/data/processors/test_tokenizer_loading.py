@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ from transformers import (
 )
 
 import finetuning
+from checkpointing.exporting.blueprint import load_tokenizer as load_tokenizer_of_tools
 from configs.flags import parse_flags
 from configs.training import TrainConfig
 from data.batches.padding import padding_id
@@ -76,6 +79,22 @@ def test_a_tokenizer_without_an_end_token_is_refused(tokenizer: Any, tmp_path: P
     tokenizer.save_pretrained(tmp_path)
     with pytest.raises(ConfigError, match=r"--tokenizer_name.*eos_token"):
         load_tokenizer(TrainConfig(model_name="anything", tokenizer_name=str(tmp_path)))
+
+
+@pytest.mark.parametrize(
+    ("key", "empty"),
+    [("unk_token", ""), ("eos_token", {"content": "", "__type": "AddedToken"}), ("extra_special_tokens", [""])],
+)
+def test_an_empty_special_token_is_refused(key: str, empty: Any, tiny_model: Path, tmp_path: Path) -> None:
+    """transformers looks up an empty unk_token without end, and takes unk_token's id for any other."""
+    folder = Path(shutil.copytree(tiny_model, tmp_path / "model"))
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings | {key: empty}))
+    reason = rf"{key} in tokenizer_config\.json holds an empty token; name one there, or write null"
+    with pytest.raises(ConfigError, match=rf"--model_name: no tokenizer could be loaded from .*{reason}"):
+        load_tokenizer(TrainConfig(model_name=str(folder)))
+    with pytest.raises(ConfigError, match=reason):
+        load_tokenizer_of_tools(str(folder))
 
 
 def test_a_missing_pad_token_stays_missing_and_the_end_token_fills(tiny_model: Path) -> None:
