@@ -193,7 +193,7 @@ def check_token_ids(sequences: Sequences, vocab_size: int, split: str) -> None:
             index = int(np.searchsorted(offsets, position, side="right") - 1)
             found.append((int(sequences.source_rows[index]), what, int(values[position])))
     if found:
-        row, what, number = min(found)
+        row, what, number = min(found, key=lambda one: one[0])  # of one row the token id, from which a label may be
         remedy = "is it another tokenizer's?" if number >= 0 else f"only {IGNORE_INDEX}, for labels, may be below 0"
         raise ConfigError(
             f"dataset ({split}), row {row + 1}: {what} {number} is outside the model's vocabulary of {vocab_size}; "

@@ -78,7 +78,7 @@ def assert_run_folder_keeps_its_contract(folder: Path, *, world_size: int, num_s
 
     assert [event["step"] for event in of["train"]] == list(range(1, num_steps + 1))
     for event in of["train"]:
-        numbers = [value for key, value in event.items() if key != "event"]
+        numbers = [value for key, value in event.items() if key not in ("event", "time")]
         assert all(type(value) in (int, float) and math.isfinite(value) for value in numbers), event
         assert event["epoch"] == (event["step"] - 1) // steps_per_epoch + 1
         assert event["lr"] == pytest.approx(DEFAULT_LR * DEFAULT_GAMMA ** (event["epoch"] - 1))
@@ -123,7 +123,7 @@ def assert_run_folder_keeps_its_contract(folder: Path, *, world_size: int, num_s
     assert notes["world_size"] == world_size
     assert notes["settings"]["train_config"]["num_epochs"] == DEFAULT_EPOCHS
     assert {"torch", "transformers", "peft"} <= set(notes["versions"])
-    assert "finetuning.py" in shlex.split(notes["command"])
+    assert any(Path(word).name == "finetuning.py" for word in shlex.split(notes["command"]))
     best = min(of["eval"], key=lambda event: event["loss"])
     assert notes["saved"] == {"step": best["step"], "folder": "adapter" if (folder / "adapter").exists() else "model"}
 

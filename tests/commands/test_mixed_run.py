@@ -74,7 +74,7 @@ def test_a_mix_streams(flags: list[str], tmp_path: Path, capsys: pytest.CaptureF
     assert said
     assert int(said[1]) >= 20
     assert re.search(r"pass 1 ended .*; of the samples read: truncated \d+, tokens cut \d", printed)
-    assert "\nsamsum_dataset, validation: none, since " in printed
+    assert re.search(r"^[\d:]+ samsum_dataset, validation: none, since ", printed, re.MULTILINE)
 
 
 def test_a_row_that_is_wrong_is_named_with_its_dataset(
