@@ -20,6 +20,7 @@ from transformers.pytorch_utils import Conv1D
 
 from configs.peft import ALL_LINEAR, LoraConfig
 from policies.parts import has_vision, language_part
+from policies.state_space import passed_to_kernels
 from policies.wrapping import has_tied_embeddings
 from utils.errors import ConfigError
 from utils.wording import plural
@@ -40,7 +41,8 @@ def default_targets(model_config: PreTrainedConfig, usual: tuple[str, ...]) -> t
 def choose_targets(model: PreTrainedModel, lora: LoraConfig) -> list[str]:
     """The names for peft's `target_modules`; peft's own keyword for all linear layers includes a mixture's experts.
 
-    all-linear leaves out linear layers that peft would not load an adapter of (`left_out_notes` says so).
+    all-linear leaves out linear layers whose adapter would not be trained, or not be loaded by peft (`left_out_notes`
+    says so).
 
     In a model of image and text a name means the layers of its language part, if any is called so: vision encoders have
     a `q_proj`, too.
@@ -89,16 +91,20 @@ class _AllLinear(NamedTuple):
     taken: list[str]
     of_experts: list[str]  # left out: peft would adapt the experts instead (`_names_of_experts`)
     renamed: list[str]  # left out: peft would not find them when it loads the adapter (`_renamed_by_peft`)
+    uncalled: list[str]  # left out: their adapter would not be trained (`passed_to_kernels`)
 
 
 def _all_linear(model: PreTrainedModel) -> _AllLinear:
     head, modules = model.get_output_embeddings(), _language_modules(model)
     linears = [name for name, module in modules.items() if _takes_lora(module, LINEAR) and module is not head]
+    passed_on = passed_to_kernels(model)
+    uncalled = [name for name in linears if name in passed_on]
+    linears = [name for name in linears if name not in passed_on]
     names = _names_of_experts(model, linears)
     of_experts = [name for name in linears if _last_part(name) in names]
     renamed = _renamed_by_peft(model, [name for name in linears if name not in of_experts])
     left_out = {*of_experts, *renamed}
-    return _AllLinear([name for name in linears if name not in left_out], of_experts, renamed)
+    return _AllLinear([name for name in linears if name not in left_out], of_experts, renamed, uncalled)
 
 
 def _takes_lora(module: nn.Module, takes: tuple[type[nn.Module], ...]) -> bool:
@@ -148,10 +154,10 @@ def tied_notes(model: PreTrainedModel, targets: Sequence[str]) -> list[str]:
 
 
 def left_out_notes(model: PreTrainedModel, lora: LoraConfig) -> list[str]:
-    """A line for linear layers that all-linear leaves out, for each of two reasons."""
+    """A line for linear layers that all-linear leaves out, for each of three reasons."""
     if lora.target_modules != (ALL_LINEAR,):
         return []
-    taken, of_experts, renamed = found = _all_linear(model)
+    taken, of_experts, renamed, uncalled = found = _all_linear(model)
     start, total, kind = f"target_modules {ALL_LINEAR}: leaves out", sum(map(len, found)), model.config.model_type
     notes = []
     if of_experts:
@@ -164,6 +170,12 @@ def left_out_notes(model: PreTrainedModel, lora: LoraConfig) -> list[str]:
         notes.append(
             f"{start} {len(renamed)} of {total} linear layers, {_first_of(renamed)}, since peft renames them when it "
             f"loads an adapter of {kind} models, and would not find them"
+        )
+    if uncalled:
+        names = ", ".join(sorted(set(map(_last_part, uncalled))))
+        notes.append(
+            f"{start} {len(uncalled)} of {total} linear layers, those called {names}, since Mamba layers pass their "
+            "weights to a kernel, past an adapter"
         )
     return notes
 

@@ -19,6 +19,7 @@ from policies.mixed_precision import DTYPES, Precision
 from policies.parts import has_vision, language_part
 from policies.quantization.quantized_linear import BLOCK, Quantization, QuantizedLinear
 from policies.sharding import Layout
+from policies.state_space import passed_to_kernels
 from ranks.collectives import gather_to_all
 from utils.compat import SHARDS_INTEGERS
 from utils.errors import ConfigError, in_one_line
@@ -141,20 +142,20 @@ def quantize_linears(model: PreTrainedModel, quantization: Quantization) -> str:
 def linears_of_layers(model: PreTrainedModel) -> tuple[list[tuple[str, nn.Linear]], str]:
     """The linear layers that may be stored or computed in fewer bits, by name, and a list of the rest in words.
 
-    The output head, and layers that transformers keeps in fp32 (`quantize_linears` says why), are left out. In a model
-    of image and text only the language model counts. Experts that share one tensor are no linear layers, and often
-    nearly all of the model.
+    The output head, layers that transformers keeps in fp32 (`quantize_linears` says why), and layers whose weights a
+    Mamba layer passes to its kernel are left out. In a model of image and text only the language model counts. Experts
+    that share one tensor are no linear layers, and often nearly all of the model.
     """
     head, parts = model.get_output_embeddings(), language_part(model) if has_vision(model) else [model]
     kept = {name for part in parts for name in getattr(part, "_keep_in_fp32_modules", None) or ()}
-    inside = {id(module) for part in parts for module in part.modules()}
+    inside, uncalled = {id(module) for part in parts for module in part.modules()}, passed_to_kernels(model)
     linears = [
         (name, module)
         for name, module in model.named_modules()
         if _is_linear(module) and module is not head and id(module) in inside
-        if kept.isdisjoint(name.split("."))
+        if kept.isdisjoint(name.split(".")) and name not in uncalled
     ]
-    others = ["the output head", *sorted(kept)]
+    others = ["the output head", *sorted(kept | {name.rpartition(".")[2] for name in uncalled})]
     if experts := [parameter for part in parts for parameter in _experts(part)]:
         count = sum(parameter.numel() for parameter in experts)
         dtype = next(name for name, dtype in DTYPES.items() if dtype == experts[0].dtype)

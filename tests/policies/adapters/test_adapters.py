@@ -96,6 +96,34 @@ def test_linear_layers_of_a_family_s_own_are_adapted_if_they_are_that() -> None:
     assert {name.rpartition(".")[2] for name in found} == {"query_key_value", "dense", "dense_h_to_4h", "dense_4h_to_h"}
 
 
+_MAMBA_HEADS = {"mamba_d_ssm": 32, "mamba_n_heads": 4, "mamba_d_head": 8, "mamba_d_state": 4}
+MAMBA_LIKE = {
+    "mamba": transformers.MambaConfig(vocab_size=64, hidden_size=32, num_hidden_layers=2, state_size=4),
+    "falcon_h1": transformers.FalconH1Config(**LLAMA_LIKE, **_MAMBA_HEADS),
+    "jamba": transformers.JambaConfig(
+        **LLAMA_LIKE, num_experts=1, num_experts_per_tok=1, attn_layer_period=2, attn_layer_offset=1, mamba_d_state=4
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MAMBA_LIKE)
+def test_all_linear_leaves_out_layers_whose_weights_a_mamba_layer_passes_to_a_kernel(name: str) -> None:
+    """peft refuses out_proj of some families; an adapter of dt_proj would never be used."""
+    model, config = (
+        AutoModelForCausalLM.from_config(MAMBA_LIKE[name]),
+        config_of("--lora_config.target_modules", "all-linear"),
+    )
+    linear = {path for path, module in model.named_modules() if isinstance(module, nn.Linear)} - {"lm_head"}
+    left_out = {path for path in linear if path.endswith(("x_proj", "dt_proj", "out_proj"))}
+    (note,) = notes_on(model, config)
+    assert note.startswith(f"target_modules all-linear: leaves out {len(left_out)} of {len(linear)} linear layers, ")
+    adapted = adapt(model, config)
+    adapted(input_ids=torch.arange(8)[None]).logits.sum().backward()
+    layers = {path for path, module in adapted.named_modules() if isinstance(module, LoraLayer)}
+    assert {path.removeprefix("base_model.model.") for path in layers} == linear - left_out
+    assert all(p.grad is not None for p in adapted.parameters() if p.requires_grad)
+
+
 EXPERTS = {"num_experts_per_tok": 1, "moe_intermediate_size": 16}
 HEADS = dict.fromkeys(("q_lora_rank", "kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim"), 8)
 GROUPS = {"n_routed_experts": 2, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1}

@@ -19,7 +19,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
-from transformers import FalconConfig, FalconForCausalLM, Llama4TextConfig, MixtralConfig
+from transformers import FalconConfig, FalconForCausalLM, JambaConfig, Llama4TextConfig, MixtralConfig
 from transformers.models.llama4.modeling_llama4 import Llama4Router
 
 from configs.flags import parse_flags
@@ -213,6 +213,21 @@ def test_a_familys_own_linear_layers_count_if_they_compute_a_product_alone(bias:
     router.get_output_embeddings = lambda: None
     with pytest.raises(ConfigError, match=r"--quantization: Llama4Router has no torch.nn.Linear"):
         quantize_linears(router, Quantization(4, "nf4", False, FP32, torch.uint8))
+
+
+def test_a_model_with_mamba_layers_is_planned_without_those_whose_weights_they_read(tmp_path: Path) -> None:
+    """The layer multiplies with dt_proj's weight itself, and packed weights have another shape and dtype."""
+    sizes = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    JambaConfig(
+        **sizes, num_experts=1, num_experts_per_tok=1, attn_layer_period=2, attn_layer_offset=1, vocab_size=64
+    ).save_pretrained(tmp_path)
+    flags = "--random_weights --use_peft --quantization 4bit --context_length 16 --batching_strategy padding"
+    config, card = parse_flags(["--model_name", str(tmp_path), *flags.split()]), parse_hardware("H200")
+    env = planned_environment(card, config.train_config)
+    planned = build_planned_model(resolve(config, env), env)
+    (note,) = planned.adapted.notes
+    assert note.endswith("all linear layers but the output head and dt_proj and out_proj and x_proj")
+    assert plan_memory(planned, card.card, rows_of_run(planned.resolved)).phases["backward"].activations
 
 
 def test_experts_that_stay_in_16_bits_are_said_and_planned_so(tmp_path: Path) -> None:
