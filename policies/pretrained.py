@@ -12,6 +12,7 @@ from accelerate import init_empty_weights
 from transformers import GenerationConfig, PretrainedConfig, PreTrainedModel
 from transformers.utils import GENERATION_CONFIG_NAME, cached_file
 
+from policies.generation_values import check_values
 from utils.compat import must_be_exact
 from utils.errors import in_one_line
 from utils.wording import plural
@@ -61,7 +62,8 @@ def build_on_meta(
 def generation_settings(name: str) -> tuple[GenerationConfig | None, str]:
     """The generation_config.json of a folder or of a model on the hub, and "" or a line that says why it is left out.
 
-    A file that transformers cannot read is left out: next to saved weights it would keep them from loading.
+    A file that transformers cannot read is left out: next to saved weights it would keep them from loading. So is one
+    with values that no text can be generated with.
     """
     try:
         file = cached_file(name, GENERATION_CONFIG_NAME, _raise_exceptions_for_missing_entries=False) if name else None
@@ -70,7 +72,9 @@ def generation_settings(name: str) -> tuple[GenerationConfig | None, str]:
     if file is None:
         return None, ""
     try:
-        return GenerationConfig.from_pretrained(name), ""
+        settings = GenerationConfig.from_pretrained(name)
+        check_values(settings)
+        return settings, ""
     except Exception as error:
         return None, f"{GENERATION_CONFIG_NAME} of {name} is left out, since it cannot be read ({in_one_line(error)})"
 

@@ -7,6 +7,7 @@ import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -25,6 +26,7 @@ from tests.helpers.loaded import load, load_model
 from tests.helpers.pairwise import slow_but
 from tests.helpers.processes import ProcessGroup, run_forked, train_events
 from tests.helpers.resuming import as_if_killed_after, assert_bit_equal, flags_of
+from tools.generate import main as generate
 from utils.errors import ConfigError
 
 DTYPES = [torch.float32, torch.bfloat16]
@@ -348,6 +350,29 @@ def test_generation_settings_that_cannot_be_read_are_left_out_of_what_is_saved_w
     assert not (folder / "generation_config.json").exists()
     load_plain(folder)
     load_model(model_copy).generation_config.save_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "wanted"),
+    [
+        ("eos_token_id", 2**70, "a token id or a list of them"),
+        ("suppress_tokens", [1, 1.5], "a token id or a list of them"),
+        ("bad_words_ids", [2], "a list of lists of token ids"),
+        ("min_length", 2**70, "an integer of 64 bits"),
+        ("no_repeat_ngram_size", "2", "an integer of 64 bits"),
+        ("repetition_penalty", -1.0, "a number above 0"),
+        ("length_penalty", "a", "a number"),
+    ],
+)
+def test_generation_settings_that_nothing_can_be_generated_with_are_left_out_with_a_line(
+    key: str, value: Any, wanted: str, model_copy: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (model_copy / "generation_config.json").write_text(json.dumps({key: value}))
+    settings, line = generation_settings(str(model_copy))
+    assert settings is None
+    assert line.endswith(f"since it cannot be read ({key} is {value!r}, not {wanted}; correct it there)")
+    assert generate([str(model_copy), "--prompt", "Hi!", "--max_new_tokens", "2"]) == 0
+    assert line in capsys.readouterr().err
 
 
 def test_a_run_on_such_a_model_says_so_and_saves_what_loads(

@@ -13,6 +13,7 @@ from checkpointing.exporting.verify import load_model
 from data.images.opening import open_image
 from data.processors.tokenizer_loading import tokenizer_of
 from data.tokens.spans import BadExample
+from policies.pretrained import generation_settings
 from run_folder.other_runs import run_folder_of
 from run_folder.run_yaml import first_date
 from tasks.finding import find_task
@@ -48,6 +49,9 @@ def load(path: Path, base: str | None, image: Path | None = None) -> LoadedModel
         check_image_file(image)
     tokenizer = load_tokenizer(source.tokenizer)
     tokenizer_of(tokenizer).template_date = first_date(run_folder_of(path))  # as in training; elsewhere today's
+    # Of the base, since peft's model generates with its settings.
+    if left_out := generation_settings(source.base if source.is_adapter and source.base else source.settings)[1]:
+        print_line(left_out, to_stderr=True)
     model = load_model(source, task.AUTO_MODEL, dtype, say=lambda line: print_line(line, to_stderr=True))
     return LoadedModel(model.to(device), tokenizer, task, source.path)
 
