@@ -103,6 +103,7 @@ def on_small_device(
 
 
 def _train(argv: Sequence[str], limit_gib: float, unused: int, rank: int | None) -> int:
+    sys.argv[0] = str(finetuning.__file__)  # part of the commands that the account suggests
     is_limited = limit_gib and rank in (None, int(os.environ.get("RANK", "0")))
     with small_device(SmallDevice(limit_gib * GIB if is_limited else math.inf, unused=unused)):
         status = finetuning.main(argv)

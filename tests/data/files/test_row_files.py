@@ -130,8 +130,8 @@ def test_an_empty_cell_is_no_text(tmp_path: Path, tokenizer: Any) -> None:
 @pytest.mark.parametrize(
     ("number", "row", "behind"),
     [
-        (1000, 'q,"Yes, said he.', ", so the 999 lines after it are not read"),
-        (1000, '"Hello, she said,a', ", so the 999 lines after it are not read"),
+        (1000, 'q,"Yes, said he.', ", so 999 lines after it cannot be read"),
+        (1000, '"Hello, she said,a', ", so 999 lines after it cannot be read"),
         (1999, 'q,"last', ""),
     ],
 )
