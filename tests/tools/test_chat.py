@@ -134,6 +134,10 @@ def test_a_terminal_has_undo_save_and_help(run: Path, terminal: Terminal, tmp_pa
     system = {"role": "system", "content": "Be a stone."}
     terminal.wait_for("step-00000002 answers; /help shows what you can type")
     terminal.wait_for("> ")
+    terminal.type("/save empty.jsonl\n")
+    terminal.wait_for("error: there is nothing to save")
+    assert not (tmp_path / "empty.jsonl").exists()
+    terminal.wait_for("> ")
     terminal.type("Who are you?\n")
     terminal.wait_for("> ")
     terminal.type("/undo\n")

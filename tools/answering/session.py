@@ -72,8 +72,10 @@ class ChatSession:
         """Write the chat as one row of `chat_dataset`.
 
         Raises:
-            ConfigError: if the file is there and not of this session, or cannot be written.
+            ConfigError: without an answer to save; if the file is there and not of this session, or cannot be written.
         """
+        if self.messages == self._first:
+            raise ConfigError("there is nothing to save")
         if file.exists() and file.absolute() not in self._saved:
             raise ConfigError(f"{file} is there already; give another name")
         try:
