@@ -12,7 +12,7 @@ from configs.formats import DATASETS
 from configs.names import explain_unknown, find, find_negated, flag, value_hint
 from configs.recipe_file import Raw, find_recipe, read_recipe
 from configs.run import SECTIONS, SETTINGS, RunConfig
-from configs.validation import validate
+from configs.validation import SECTIONS_OF_ADAPTERS, validate
 from configs.values import NO_VALUE, convert, is_true
 from utils.errors import ConfigError
 
@@ -24,6 +24,20 @@ SET_THE_SAME = (
     ("fsdp_config.hsdp", "fsdp_config.sharding_strategy"),
 )
 """Settings of which one command has one at most; a flag replaces a recipe's."""
+
+ONLY_WITH = {
+    "use_peft": ("peft_method", "peft_dtype", "from_peft_checkpoint"),
+    "run_validation": (
+        "eval_every_steps",
+        "evals_per_epoch",
+        "eval_before_training",
+        "early_stopping_patience",
+        "keep_best",
+    ),
+    "gradient_clipping": ("gradient_clipping_threshold",),
+    "freeze_layers": ("num_freeze_layers",),
+}
+"""Settings of train_config that have no meaning if the first is False; a flag that says so leaves out a recipe's."""
 
 
 def parse_flags(argv: Sequence[str]) -> RunConfig:
@@ -52,7 +66,7 @@ def build_config(flags: Mapping[str, str]) -> RunConfig:
         values |= _assign(read_recipe(recipe), f"{recipe}: ", notes)
     # Flags last: they override the recipe.
     by_flags = _assign(flags.items(), "--", notes)
-    values = _without_other_datasets(_without_overridden(values, by_flags, notes), by_flags, notes) | by_flags
+    values = _without_other_choices(_without_overridden(values, by_flags, notes), by_flags, notes) | by_flags
     if not values.get("train_config.model_name"):
         raise ConfigError("--model_name: is required; give a model folder, or a name on the Hugging Face hub")
     sections = {
@@ -68,15 +82,58 @@ def build_config(flags: Mapping[str, str]) -> RunConfig:
     return config
 
 
-def _without_other_datasets(values: Mapping[str, Any], by_flags: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
-    """A recipe's values without the settings of its datasets that a flag chose others for."""
+def _without_other_choices(values: Mapping[str, Any], by_flags: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
+    """A recipe's values without the settings of what a flag turned off or chose another for, such as a dataset."""
+    without = {
+        **_settings_of_other_datasets(values, by_flags),
+        **_settings_of_other_adapters(by_flags),
+        **_settings_of_other_quantization(by_flags),
+        **{
+            f"train_config.{field}": f"--{switch} False"
+            for switch, fields in ONLY_WITH.items()
+            for field in fields
+            if by_flags.get(f"train_config.{switch}") is False
+        },
+    }
+    left_out = {
+        name: chosen
+        for name in values
+        for start, chosen in without.items()
+        if name.startswith(start) and name not in by_flags
+    }
+    notes += [f"{flag(name)} of the recipe is left out with {chosen}" for name, chosen in left_out.items()]
+    return {name: value for name, value in values.items() if name not in left_out}
+
+
+def _settings_of_other_datasets(values: Mapping[str, Any], by_flags: Mapping[str, Any]) -> dict[str, str]:
+    """Beginnings of the names of settings, and the flag that they do not go with."""
     chosen, own = by_flags.get("train_config.dataset"), values.get("train_config.dataset")
     if not chosen or not own:
-        return dict(values)
+        return {}
     names = {name.strip() for name in own.split(",")} - {name.strip() for name in chosen.split(",")}
-    left_out = [name for name in values if name.split(".")[0] in names]
-    notes += [f"{flag(name)} of the recipe is left out with --dataset {chosen}" for name in left_out]
-    return {name: value for name, value in values.items() if name not in left_out}
+    return {f"{name}.": f"--dataset {chosen}" for name in names}
+
+
+def _settings_of_other_adapters(by_flags: Mapping[str, Any]) -> dict[str, str]:
+    """As `_settings_of_other_datasets`."""
+    sections = {method: f"{section}." for method, section in SECTIONS_OF_ADAPTERS.items()}
+    if by_flags.get("train_config.use_peft") is False:
+        return dict.fromkeys(sections.values(), "--use_peft False")
+    if by_flags.get("train_config.from_peft_checkpoint"):
+        return dict.fromkeys(sections.values(), "--from_peft_checkpoint")  # which keeps its own settings
+    if method := by_flags.get("train_config.peft_method"):
+        return {section: f"--peft_method {method}" for other, section in sections.items() if other != method}
+    return {}
+
+
+def _settings_of_other_quantization(by_flags: Mapping[str, Any]) -> dict[str, str]:
+    """As `_settings_of_other_datasets`."""
+    name = "quantization_config.quantization"
+    if name not in by_flags or by_flags[name] == "4bit":
+        return {}
+    fields = ["quant_type", "use_double_quant", *([] if by_flags[name] else ["compute_dtype", "quant_storage"])]
+    chosen = f"--quantization {by_flags[name] or False}"
+    return {f"quantization_config.{field}": chosen for field in fields}
 
 
 def collect_flags(argv: Sequence[str]) -> dict[str, str]:

@@ -22,7 +22,7 @@ _HOLDS_WITHOUT_FSDP: dict[str, tuple[Any, ...]] = {
     "fsdp_config.fsdp_cpu_offload": (False,),
 }
 # The section of settings for each --peft_method.
-_SECTIONS_OF_ADAPTERS = {"lora": "lora_config", "llama_adapter": "llama_adapter_config", "prefix": "prefix_config"}
+SECTIONS_OF_ADAPTERS = {"lora": "lora_config", "llama_adapter": "llama_adapter_config", "prefix": "prefix_config"}
 
 
 def validate(config: RunConfig) -> None:
@@ -90,7 +90,7 @@ def _check_float8(config: RunConfig) -> None:
 
 def _check_adapter(config: RunConfig) -> None:
     train = config.train_config
-    method_of = {section: method for method, section in _SECTIONS_OF_ADAPTERS.items()}
+    method_of = {section: method for method, section in SECTIONS_OF_ADAPTERS.items()}
     settings = sorted(name for name in config.given if name.split(".")[0] in method_of)
     if not train.use_peft:
         of_adapters = ("peft_method", "peft_dtype", "from_peft_checkpoint")

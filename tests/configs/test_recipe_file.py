@@ -181,3 +181,44 @@ def test_a_dataset_on_the_command_line_overrides_the_recipes_and_its_settings():
     assert config.notes == ("--chat_dataset.validation_fraction of the recipe is left out with --dataset text_dataset",)
     given = ["--config", "full", "--model_name", "M", "--dataset", "text_dataset,chat_dataset"]
     assert parse_flags(given).datasets["chat_dataset"].validation_fraction == "auto"
+
+
+LORA = ("lora_config.r", "lora_alpha", "lora_dropout", "target_modules")
+
+
+@pytest.mark.parametrize(
+    ("recipe", "given", "left_out"),
+    [
+        ("chat_lora", "--use_peft False", LORA),
+        ("chat_lora", "--peft_method prefix --batching_strategy padding", LORA),
+        ("chat_lora", "--from_peft_checkpoint adapter", LORA),
+        ("chat_qlora", "--quantization False", ("use_double_quant",)),
+        ("chat_qlora", "--quantization 8bit", ("use_double_quant",)),
+    ],
+)
+def test_a_recipes_settings_of_what_a_flag_chose_otherwise_are_left_out(recipe, given, left_out):
+    config = parse_flags(["--config", recipe, "--model_name", "M", *given.split()])
+    told = given.removesuffix(" adapter").removesuffix(" --batching_strategy padding")
+    assert config.notes == tuple(f"--{name} of the recipe is left out with {told}" for name in left_out)
+
+
+@pytest.mark.parametrize(
+    ("settings", "given"),
+    [
+        ("{gradient_clipping: True, gradient_clipping_threshold: 0.5}", "--gradient_clipping False"),
+        ("{evals_per_epoch: 4, early_stopping_patience: 3, keep_best: True}", "--run_validation False"),
+        ("{freeze_layers: True, num_freeze_layers: 2}", "--freeze_layers False"),
+        ("{use_peft: True, peft_method: lora}", "--use_peft False"),
+    ],
+)
+def test_a_flag_that_turns_something_off_leaves_out_the_recipes_settings_of_it(tmp_path, settings, given):
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(f"train_config: {settings}\n")
+    config = parse_flags(["--config", str(recipe), "--model_name", "M", *given.split()])
+    assert config.notes
+    assert all(note.endswith(f" of the recipe is left out with {given}") for note in config.notes)
+
+
+def test_a_setting_of_an_adapter_that_a_flag_gives_is_refused_without_the_adapter():
+    with pytest.raises(ConfigError, match="--lora_alpha: there is no adapter without --use_peft"):
+        parse_flags(["--config", "chat_lora", "--model_name", "M", "--use_peft", "False", "--lora_alpha", "8"])
