@@ -13,6 +13,7 @@ import peft
 import torch
 from torch import nn
 
+from policies.adapters.patterns import try_patterns
 from utils.compat import loses_prefix
 from utils.errors import ConfigError, in_one_line
 
@@ -94,6 +95,7 @@ def attach_adapter(
 
     Raises:
         ConfigError: if the adapter is a prefix, and texts would be generated without it.
+        ValueError: as in `try_patterns`.
         Exception: whatever peft raises for a model that does not take such an adapter.
     """
     if settings.peft_type == "PREFIX_TUNING" and loses_prefix(model):
@@ -101,6 +103,7 @@ def attach_adapter(
             "prefix tuning: peft passes a prefix as `past_key_values`, which this transformers has renamed to `cache`, "
             "and texts would be generated without it; pip install 'transformers<5.24'"
         )
+    try_patterns(model, settings)
     of_base = {id(parameter) for parameter in model.parameters()}
     # low_cpu_mem_usage: peft then makes parameters on the meta device, and draws nothing.
     adapted = cast(peft.PeftModel, peft.get_peft_model(model, settings, low_cpu_mem_usage=True))

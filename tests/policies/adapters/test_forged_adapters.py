@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from policies.adapters.patterns import try_patterns
 from policies.adapters.saved import AdapterMismatchError, attach_adapter, read_adapter_config, set_adapter
 from tests.helpers.adapter_kinds import adapt, config_of
 from tests.helpers.families import make_model
@@ -41,6 +42,29 @@ def test_a_scale_that_is_no_number_is_refused(name: str, value: Any, said: str, 
     (tmp_path / "adapter_config.json").write_text(json.dumps(values | {name: value}))
     with pytest.raises(ConfigError, match=rf"^--x: .*/adapter_config.json says {said}, which is no finite number; "):
         read_adapter_config(tmp_path, "--x")
+
+
+@pytest.mark.parametrize(("name", "value"), [("target_modules", r"(\w+\.?)+z"), ("rank_pattern", {r"(\w+\.?)+z": 4})])
+def test_a_pattern_whose_match_would_not_end_is_refused(name: str, value: Any, tmp_path: Path) -> None:
+    save(LORA, tmp_path)
+    values = json.loads((tmp_path / "adapter_config.json").read_text())
+    (tmp_path / "adapter_config.json").write_text(json.dumps(values | {name: value}))
+    settings = read_adapter_config(tmp_path, "--x")
+    with pytest.raises(ValueError, match=rf"^{name} in adapter_config\.json took over 0\.5 s to match .*; write a "):
+        try_patterns(make_model("llama"), settings, seconds=0.5)
+
+
+def test_patterns_are_tried_before_peft_matches_them(tmp_path: Path) -> None:
+    save(LORA, tmp_path)
+    settings = read_adapter_config(tmp_path, "--x")
+    settings.target_modules, settings.rank_pattern = r".*\.(q_proj|v_proj)", {r"layers\.\d+\..*q_proj": 4}
+    adapted, own_names = attach_adapter(make_model("llama"), settings)
+    assert adapted.get_parameter(next(name for name in own_names if "q_proj.lora_A" in name)).shape[0] == 4
+    settings.target_modules = "("
+    with pytest.raises(
+        ValueError, match=r"^target_modules in adapter_config\.json is no regular expression: .*missing"
+    ):
+        attach_adapter(make_model("llama"), settings)
 
 
 def test_an_adapter_that_holds_nan_is_refused_by_name(tmp_path: Path) -> None:
