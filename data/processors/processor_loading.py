@@ -54,7 +54,8 @@ def read_processor(name: str, flag: str, *, trust_remote_code: bool = False) -> 
             processor = load_without_videos(name, trust_remote_code=trust_remote_code)
             if processor is None:
                 processor = AutoProcessor.from_pretrained(name, trust_remote_code=trust_remote_code, backend="pil")
-            check_special_tokens(tokenizer_of(processor))
+            if isinstance(tokenizer := tokenizer_of(processor), PreTrainedTokenizerBase):
+                check_special_tokens(tokenizer)
     except Exception as error:
         remedy = "give a folder or hub name that has one with --tokenizer_name"
         for package in ("torchvision", "num2words"):
