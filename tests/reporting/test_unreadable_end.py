@@ -87,8 +87,7 @@ def test_a_checkpoint_that_failed_is_told_although_its_folder_cannot_be_read(
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     monkeypatch.setattr(os, "stat", refuse)
-    monkeypatch.setattr(os, "scandir", refuse)
-    monkeypatch.setattr(Path, "glob", refuse)
+    monkeypatch.setattr(os, "listdir", refuse)
     assert lacking_checkpoint(root, 3, was_written=True) == []
     assert lacking_checkpoint(root, 3, was_written=False) == [
         f"the checkpoint of step 3 could not be written, and {root} cannot be read (Input/output error)"

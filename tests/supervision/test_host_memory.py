@@ -127,4 +127,5 @@ def test_an_allocation_that_fails_on_the_host_has_its_own_account(
     account = json.loads((tmp_path / "run/oom.json").read_text())
     assert (account["whose"], account["step"], account["allocated_gib"]) == ("host", 1, None)
     assert 0 < account["host_memory"]["resident"] < account["host_memory"]["total"]
-    assert account["changes"][0]["flags"] == ["--num_workers_dataloader", "0"]
+    assert account["changes"]
+    assert all(change["saves_gib"] > 0 for change in account["changes"]), "each is planned"

@@ -155,6 +155,7 @@ def test_a_terminal_has_undo_save_and_help(run: Path, terminal: Terminal, tmp_pa
     assert (tmp_path / "other.jsonl").read_text() == "mine"
     terminal.type("/help\n")
     terminal.wait_for("takes your last message and its answer back")
+    terminal.wait_for("> ")  # readline loses a Ctrl-D that comes before it reads
     terminal.type("\x04")
     assert terminal.fork.wait(20) == 0
 

@@ -63,7 +63,7 @@ def test_no_file_of_a_run_holds_a_url_with_its_password() -> None:
     config = parse_flags(["--model_name", "m", "--dataset", "f.py:g", "--custom_dataset.data_path", URL])
     assert config.custom_dataset.data_path == URL, "the dataset function needs it"
     assert config.to_dict()["custom_dataset"]["data_path"] == "sftp://user:***@host/runs"
-    assert "secret" not in launch_command(lone_process(), "finetuning.py", ["--custom_dataset.data_path", URL])
+    assert "secret" not in launch_command(lone_process(), ["--custom_dataset.data_path", URL])
 
 
 def test_paths_are_no_urls() -> None:
