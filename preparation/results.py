@@ -40,7 +40,11 @@ def watch_loss(job: Job, step: int, loss: float) -> None:
     before = has_diverged(first, last)
     note_loss(loss, first, last)
     if has_diverged(first, last) and not before:
-        job.reporter.say(f"step {step}: warning: {describe_divergence(first, last, lr=job.config.train_config.lr)}")
+        job.reporter.say(f"step {step}: warning: {_divergence(job)}")
+
+
+def _divergence(job: Job) -> str:
+    return describe_divergence(job.state.first_losses, job.state.last_losses, lr=job.config.train_config.lr)
 
 
 def ends_by_divergence(job: Job) -> bool:
@@ -57,10 +61,8 @@ def stop_if_diverged(job: Job) -> None:
     if not ends_by_divergence(job):
         return
     stop_early(job)
-    why = describe_divergence(job.state.first_losses, job.state.last_losses, lr=job.config.train_config.lr)
-    raise TrainingError(
-        f"--stop_on_divergence: step {job.state.step} of {job.num_steps}: {why}; checkpoints are in {job.saver.root}"
-    )
+    where = f"step {job.state.step} of {job.num_steps}"
+    raise TrainingError(f"--stop_on_divergence: {where}: {_divergence(job)}; checkpoints are in {job.saver.root}")
 
 
 def stopped_improving(job: Job) -> bool:
@@ -216,8 +218,7 @@ def _show_end(job: Job, status: str) -> None:
             f"{plural(state.evals_since_best, 'evaluation')} in a row were no better than step {state.best_step}'s"
         )
     if has_diverged(state.first_losses, state.last_losses):
-        lr = job.config.train_config.lr
-        reporter.say(f"warning: {describe_divergence(state.first_losses, state.last_losses, lr=lr)}")
+        reporter.say(f"warning: {_divergence(job)}")
     reporter.say(*job.advice)
     peaks, has_allocator = gather_to_all(reporter.ledger.peak_gib()), reporter.ledger.has_allocator
     if job.env.is_rank_zero:

@@ -56,7 +56,7 @@ def start_warnings(
 def few_steps_lines(
     config: RunConfig, start: Mapping[str, Any], resolved: Mapping[str, Any], data: Mapping[str, Any]
 ) -> list[str]:
-    """A line on a run of few optimizer steps, with the flags that make them more. None if --max_train_step asks for
+    """A line on a run of few optimizer steps, with the flags that make them more. Empty if --max_train_step asks for
     few, and for a stream, whose steps are always asked for.
 
     Args:
