@@ -244,9 +244,8 @@ def _is_touched(path: Path, before: LockState, stale_seconds: float) -> bool:
     """Wait until a lock is touched or given back. False if neither happens in time, or has not for a long time."""
     if _server_time(path.parent) - before.touched_at / 1e9 > max(_CERTAIN_SECONDS, stale_seconds):
         return False
-    if shows_progress():
-        print_line(f"{path} is of another machine: waiting up to {stale_seconds:.0f} s for a sign of its run")
-    deadline = time.monotonic() + stale_seconds
+    kind = "names no run" if before.owner is None else "is of another machine"
+    deadline, is_said = time.monotonic() + stale_seconds, False
     while time.monotonic() < deadline:
         time.sleep(min(1.0, stale_seconds / 10))
         state = read_lock(path)
@@ -254,6 +253,9 @@ def _is_touched(path: Path, before: LockState, stale_seconds: float) -> bool:
             return False
         if state != before:
             return True
+        if shows_progress() and not is_said:  # not at once: a run that has just begun writes its name
+            is_said = True
+            print_line(f"{path} {kind}: waiting up to {stale_seconds:.0f} s for a sign of its run")
     return False
 
 
