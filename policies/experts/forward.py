@@ -1,0 +1,108 @@
+"""The forward of a mixture's experts, with products that adapters and packed weights can take part in.
+
+Tokens are sorted by expert, so one grouped product multiplies each expert's tokens with its matrix. transformers'
+own forward does the same with plain parameters; here a module says by which function each of its weights is multiplied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
+
+from policies.experts.finding import find_experts, weight_names
+
+BY_PRODUCTS = "experts_by_products"
+"""The name by which transformers knows `experts_forward`."""
+
+Product = Callable[[Any, str, torch.Tensor, torch.Tensor], torch.Tensor]
+"""Multiplies rows with a weight of a module of experts: (experts, name, rows, ends) -> outputs.
+
+`rows` are [rows, in], sorted by expert; `ends` int32 [experts], where each expert's rows end; outputs [rows, out].
+A function of a module, the same one in every layer, so that layers share a compiled graph: what it needs of a layer it
+reads from `experts`.
+"""
+
+
+def compute_by_products(model: PreTrainedModel) -> None:
+    """Give the model's experts this forward, with plain products at first. `set_product` changes one."""
+    ALL_EXPERTS_FUNCTIONS.register(BY_PRODUCTS, experts_forward)
+    model.set_experts_implementation(BY_PRODUCTS)
+    for experts in find_experts(model).values():
+        experts.products = dict.fromkeys(weight_names(experts), plain_product)
+
+
+def set_product(experts: Any, name: str, product: Product) -> None:
+    experts.products[name] = product
+
+
+def experts_forward(
+    experts: Any, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
+) -> torch.Tensor:
+    """The weighted sum of the chosen experts' outputs, with the signature of transformers' functions of experts.
+
+    Args:
+        experts: a module of `find_experts`.
+        hidden_states: [tokens, hidden].
+        top_k_index: [tokens, chosen], the experts of each token.
+        top_k_weights: [tokens, chosen].
+
+    Returns:
+        [tokens, hidden]
+    """
+    num_tokens, num_chosen = top_k_index.shape
+    expert_of_row, order = torch.sort(top_k_index.reshape(-1), stable=True)
+    numbers = torch.arange(experts.num_experts, device=expert_of_row.device, dtype=expert_of_row.dtype)
+    ends = torch.searchsorted(expert_of_row, numbers, right=True, out_int32=True)
+    rows = hidden_states[order // num_chosen]
+
+    first, second = weight_names(experts)
+    inner = _multiply(experts, first, rows, ends, expert_of_row)
+    inner = experts._apply_gate(inner) if experts.has_gate else experts.act_fn(inner)
+    outputs = _multiply(experts, second, inner, ends, expert_of_row)
+    if getattr(experts, "has_post_expert_norm", False):
+        outputs = experts.post_expert_norm(outputs)
+    outputs = outputs * top_k_weights.reshape(-1)[order].unsqueeze(-1)
+
+    # Back to the tokens' order. A sum over a token's rows has one order on a GPU too, which `index_add_` has not.
+    place_of_row = torch.empty_like(order)
+    place_of_row[order] = torch.arange(len(order), device=order.device)
+    return outputs[place_of_row].view(num_tokens, num_chosen, -1).sum(dim=1).to(hidden_states.dtype)
+
+
+def _multiply(
+    experts: Any, name: str, rows: torch.Tensor, ends: torch.Tensor, expert_of_row: torch.Tensor
+) -> torch.Tensor:
+    outputs: torch.Tensor = experts.products[name](experts, name, rows, ends)
+    if not experts.has_bias:
+        return outputs
+    return outputs + getattr(experts, f"{name}_bias")[expert_of_row].to(outputs.dtype)
+
+
+def plain_product(experts: Any, name: str, rows: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
+    """The product with a parameter that is as transformers made it."""
+    weight = getattr(experts, name)
+    return grouped_product(rows, weight if experts.is_transposed else weight.transpose(-2, -1), ends)
+
+
+def grouped_product(rows: torch.Tensor, weights: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
+    """Multiply each expert's rows with its matrix, in the matrices' dtype.
+
+    Args:
+        rows: [rows, in], sorted by expert.
+        weights: [experts, in, out].
+        ends: int32 [experts], where each expert's rows end.
+
+    Returns:
+        [rows, out]
+    """
+    rows = rows.to(weights.dtype)
+    # inductor has the grouped product for bf16 alone. transformers' operator is a loop, which waits for the device.
+    if torch.compiler.is_compiling() and weights.dtype != torch.bfloat16:
+        product: torch.Tensor = torch.ops.transformers.grouped_mm_fallback(rows, weights, ends)
+        return product
+    return nn.functional.grouped_mm(rows, weights, offs=ends)
