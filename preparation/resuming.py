@@ -39,12 +39,19 @@ def find_checkpoint(folder: RunFolder, inputs: Inputs, env: Environment) -> Chec
         print_rank_zero(env, *changes)
         check_place(checkpoint, num_steps=inputs.num_steps, steps_per_epoch=steps_per_epoch)
         if not trains_on(checkpoint, inputs.num_steps):
+            flag = _flag_of_length(inputs)
             print_rank_zero(
                 env,
                 f"resume: nothing is trained: the run has made {plural(checkpoint.step, 'step')} and is to make "
-                f"{inputs.num_steps}; to go on, give more --num_epochs or --max_train_step",
+                f"{inputs.num_steps}; to go on, give more {flag}",
             )
     return checkpoint
+
+
+def _flag_of_length(inputs: Inputs) -> str:
+    """The flag that ends the run where it ends."""
+    train = inputs.resolved.config.train_config
+    return "--max_train_step" if train.max_train_step == inputs.num_steps else "--num_epochs"
 
 
 def load_state(

@@ -8,7 +8,7 @@ from typing import Any
 
 from checkpointing.exporting.model_source import ModelSource
 from reporting.card.card_file import CARD, card_of_run
-from reporting.card.edits import renewed
+from reporting.card.edits import renewed, with_license_of
 from reporting.card.model_card import model_card
 from reporting.report.run_files import read_run
 from run_folder.checkpoint_folder import STATE, is_step_folder, step_of
@@ -32,7 +32,9 @@ def export_card(source: ModelSource, *, merge: bool) -> str | None:
     earlier = None
     with suppress(OSError, ValueError):
         own = run / ("adapter" if source.is_adapter else "model") if run else folder
-        earlier = None if merge else read_text(own / CARD)
+        earlier = read_text(own / CARD)
+    if merge:
+        return with_license_of(card, earlier) if card is not None else None
     return renewed(card, earlier) if card is not None else earlier
 
 

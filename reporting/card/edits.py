@@ -8,6 +8,8 @@ import re
 _SAYS = "finetuning.py writes the text from here to its end mark anew, until somebody changes that text"
 _BEGIN, _END = f"<!-- {_SAYS}: %s -->", "<!-- end of the text that finetuning.py writes -->"
 _PART = re.compile(rf"<!-- {re.escape(_SAYS)}: (\w+) -->\n(.*?)\n{re.escape(_END)}", re.DOTALL)
+_FRONT_MATTER = re.compile(r"---\n.*?^---\n", re.DOTALL | re.MULTILINE)
+_LICENSE = re.compile(r"^(?:# )?license.*\n", re.MULTILINE)
 _OF_PEFT = ("# Model Card for Model ID", "[More Information Needed]")  # the form that peft leaves to be filled in
 
 
@@ -27,6 +29,17 @@ def renewed(card: str, earlier: str | None) -> str:
     if new is None or old is None or old[1] != _digest(old[2]):
         return earlier
     return earlier[: old.start()] + new[0] + earlier[old.end() :]
+
+
+def with_license_of(card: str, earlier: str | None) -> str:
+    """The card, with the license that a person has given the card of the adapter that it comes from."""
+    head, head_before = _FRONT_MATTER.match(card), _FRONT_MATTER.match(earlier or "")
+    if head is None or head_before is None:
+        return card
+    given = [line for line in _LICENSE.findall(head_before[0]) if line.startswith("license")]
+    if not given:
+        return card
+    return _LICENSE.sub("", head[0]).removesuffix("---\n") + "".join(given) + "---\n" + card[head.end() :]
 
 
 def _digest(text: str) -> str:

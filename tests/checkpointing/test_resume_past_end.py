@@ -28,7 +28,7 @@ def test_a_run_resumed_past_its_end_trains_nothing_and_says_so(
     (line,) = [line for line in log_lines(outcome.stdout) if "nothing is trained" in line]
     assert line == (
         f"resume: nothing is trained: the run has made 2 steps and is to make {asked_for}; to go on, give more "
-        "--num_epochs or --max_train_step"
+        "--max_train_step"
     )
     assert (finished / "run.yaml").read_bytes() == before
     assert train_events(finished) == steps

@@ -103,6 +103,10 @@ def test_a_persons_words_outlive_the_next_save(adapter_run: Path, data: Path, tm
     assert re.search(r"^\| 6 \| ", later, flags=re.MULTILINE), "the run's own part goes on"
     assert export([str(run), "--to", str(tmp_path / "out")]) == 0
     assert "# My stones" in (tmp_path / "out/README.md").read_text()
+    assert export([str(run), "--to", str(tmp_path / "merged"), "--merge"]) == 0
+    merged = (tmp_path / "merged/README.md").read_text()
+    assert front_matter(merged)["license"] == "mit"
+    assert "yours to choose" not in merged
     changed = later.replace("An adapter for", "The adapter for")
     file.write_text(changed)
     train(data, run, "--use_peft", "--lora_config.r", "4", "--max_train_step", "7", "--resume", "auto")
