@@ -18,7 +18,7 @@ from data.batches.rows import make_rows
 from data.loaders import Loaders, make_loaders
 from data.pipeline import RunData
 from data.processors.tokenizer_loading import added_token_ids, num_rows_needed, tokenizer_of
-from policies.attention.choice import check_packing_isolates
+from policies.attention.packing_leaks import check_packing_isolates
 from policies.building import BuiltModel, MetaModel, build_for_training
 from policies.loss_scaling import LossScaler
 from policies.optimizers.build import build_optimizer, optimizer_notes
@@ -93,6 +93,7 @@ def build(inputs: Inputs, env: Environment) -> TrainingParts:
                 lambda rows: task.token_losses(model, collate(rows).to(env.device)),
                 vocab_size=inputs.vocab_size,
                 row_length=resolved.context_length,
+                device_type=env.device.type,
             )
     say = partial(print_rank_zero, env)
     loaders = make_loaders(inputs.data, train, resolved.batches, env, collate_of, say)

@@ -91,7 +91,7 @@ LEAKS_WHEN_PACKED = ("biogpt", "bloom", "falcon", "gpt_oss", "mamba", "mpt", "op
 """Model types that in transformers 5.23 take no note of position ids (in the attention mask, or in Mamba's state), so
 that the documents of a packed row see each other, without an error. A type goes when a test no longer finds it leaking
 (tests/policies/attention/test_attention.py). Other types with a state are padded, too; the rest are found by
-`policies.attention.choice.check_packing_isolates` once there are weights."""
+`policies.attention.packing_leaks` once there are weights."""
 
 POSITIONS_AFTER_PADDING = (
     *("camembert", "data2vec-text", "roberta", "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl", "xmod"),

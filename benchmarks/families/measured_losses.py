@@ -18,11 +18,11 @@ from data.batches.padding import PaddedWidth
 from data.sequences.tokenized import TokenSequence
 from data.tokens.labels import IGNORE_INDEX
 from policies.attention.choice import (
-    check_packing_isolates,
     choose_attention,
     keep_documents_apart,
     rows_that_need_offsets,
 )
+from policies.attention.packing_leaks import check_packing_isolates
 from policies.loading import attention_settings
 from policies.loss.label_leaks import find_label_leak
 from policies.loss.summed_loss import use_summed_loss

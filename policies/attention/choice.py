@@ -10,23 +10,17 @@ Padded rows need neither: padding is on the right, where causal attention never 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
-import numpy as np
 import torch
-from torch import nn
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AttentionInterface, PreTrainedConfig, PreTrainedModel
 
 from configs.run import RunConfig
 from configs.training import TrainConfig
 from data.batches.packing import Offsets
-from data.sequences.tokenized import TokenSequence
-from data.tokens.labels import IGNORE_INDEX
 from policies.attention.functions import attention_by_flash_4, attention_by_offsets
+from policies.attention.packing_leaks import LEAKS
 from policies.mixed_precision import Precision
-from policies.sharding import reshard
 from utils.compat import LEAKS_WHEN_PACKED, POSITIONS_AFTER_PADDING, WINDOW_ONLY_IN_MASK, caps_scores
 from utils.device import DeviceFacts
 from utils.errors import ConfigError
@@ -45,19 +39,12 @@ WITHOUT_MASKS = (BY_OFFSETS, BY_FLASH_4)
 ATTENTION_DROPOUT = ("attention_dropout", "attn_pdrop", "attention_probs_dropout_prob", "attn_dropout")
 """The names of its probability in transformers' configs: most families', GPT-2's and BERT's."""
 
-PROBE_LENGTH = 24  # the most tokens of a probe's sequence
-NUM_TRIES = 2  # changes of the first sequence, which must all move a loss of the second
-LEAKS = (
-    "--batching_strategy: with this model the documents of a packed row would see each other; give --batching_strategy "
-    "padding"
-)
-
 
 def keep_documents_apart(config: RunConfig, model_config: PreTrainedConfig) -> RunConfig:
     """The settings, with padding instead of packing if packing is known to leak with this model, and a note of it.
 
     A model with a state is packed if that was asked for: kernels of some keep its documents apart, and
-    `check_packing_isolates` will see.
+    `policies.attention.packing_leaks` will see.
 
     Raises:
         ConfigError: if packing was asked for, and leaks whatever the kernels, or gives documents other positions.
@@ -194,42 +181,3 @@ def what_needs_masks(model: PreTrainedModel) -> str | None:
     if not getattr(config, "is_causal", True):
         return f"{name} attends in both directions"
     return None
-
-
-@torch.no_grad()
-def check_packing_isolates(
-    model: nn.Module, token_losses_of: Callable[[list[list[Any]]], torch.Tensor], *, vocab_size: int, row_length: int
-) -> None:
-    """Pack two sequences into a row, change the first, and refuse if that changes a loss of the second.
-
-    A few models take no note of position ids, and leak without an error: those that are known
-    (`utils.compat.LEAKS_WHEN_PACKED`) were not packed in the first place. Every rank must call this.
-
-    Args:
-        token_losses_of: the losses of rows' label tokens, by the collation and the forward pass that training uses.
-        row_length: the most tokens of a row of the run.
-
-    Raises:
-        ConfigError: if packing would leak.
-    """
-    generator = np.random.default_rng(0)
-    length = min(PROBE_LENGTH, row_length // 2)
-    first, *others, second = generator.integers(0, vocab_size, (2 + NUM_TRIES, length), dtype=np.int32)
-    nothing = np.full_like(first, IGNORE_INDEX)
-    # Only the second sequence has labels, so its losses may depend on the first one by a leak alone.
-    last = TokenSequence(second, second, 1)
-
-    def losses_after(ids: np.ndarray) -> torch.Tensor:
-        return token_losses_of([[TokenSequence(ids, nothing, 0), last]]).double().cpu()
-
-    training = model.training
-    model.eval()
-    # Eager: compiled layers would specialize for the probe's shape, and after a second shape compile dynamic ones.
-    with torch.compiler.set_stance("force_eager"):
-        before, again = losses_after(first), losses_after(first)
-        moved = min(float((losses_after(ids) - before).abs().max()) for ids in others)
-    model.train(training)
-    reshard(model)
-    # CPU kernels round by where their buffers lie, so two equal passes may differ in the last bits.
-    if moved > max(1e-5 * float(before.abs().max()), 10 * float((again - before).abs().max())):
-        raise ConfigError(LEAKS)

@@ -17,12 +17,12 @@ from transformers import AutoModelForCausalLM
 from configs.flags import parse_flags
 from policies.attention.choice import (
     BY_OFFSETS,
-    check_packing_isolates,
     choose_attention,
     keep_documents_apart,
     rows_that_need_offsets,
     what_hinders_offsets,
 )
+from policies.attention.packing_leaks import check_packing_isolates
 from policies.loss.summed_loss import use_summed_loss
 from policies.mixed_precision import Precision
 from tasks.causal_batches import Collator
