@@ -32,7 +32,10 @@ def weight_names(experts: Any) -> tuple[str, str]:
 
 
 def expert_weights(experts: Any) -> list[ExpertWeight]:
-    """The two, while they have their plain shapes."""
+    """The two, by their plain shapes. Packed ones have others, so `compute_by_products` notes these before."""
+    if hasattr(experts, "plain_weights"):
+        noted: list[ExpertWeight] = experts.plain_weights
+        return noted
     found = []
     for name in weight_names(experts):
         num_experts, *matrix = getattr(experts, name).shape

@@ -14,7 +14,7 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
-from policies.experts.finding import find_experts, weight_names
+from policies.experts.finding import expert_weights, find_experts, weight_names
 
 BY_PRODUCTS = "experts_by_products"
 """The name by which transformers knows `experts_forward`."""
@@ -29,11 +29,16 @@ reads from `experts`.
 
 
 def compute_by_products(model: PreTrainedModel) -> None:
-    """Give the model's experts this forward, with plain products at first. `set_product` changes one."""
+    """Give the model's experts this forward, with plain products at first. `set_product` changes one.
+
+    A second call changes nothing: weights may be packed first, and then get adapters.
+    """
     ALL_EXPERTS_FUNCTIONS.register(BY_PRODUCTS, experts_forward)
     model.set_experts_implementation(BY_PRODUCTS)
     for experts in find_experts(model).values():
-        experts.products = dict.fromkeys(weight_names(experts), plain_product)
+        if not hasattr(experts, "products"):
+            experts.plain_weights = expert_weights(experts)
+            experts.products = dict.fromkeys(weight_names(experts), plain_product)
 
 
 def set_product(experts: Any, name: str, product: Product) -> None:
