@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 from policies.experts.finding import expert_weights, find_experts, weight_names
+from policies.experts.row_order import RowOrder, rows_of_tokens, sort_by_expert, tokens_of_rows
 
 BY_PRODUCTS = "experts_by_products"
 """The name by which transformers knows `experts_forward`."""
@@ -59,33 +60,34 @@ def experts_forward(
     Returns:
         [tokens, hidden]
     """
-    num_tokens, num_chosen = top_k_index.shape
-    expert_of_row, order = torch.sort(top_k_index.reshape(-1), stable=True)
-    numbers = torch.arange(experts.num_experts, device=expert_of_row.device, dtype=expert_of_row.dtype)
-    ends = torch.searchsorted(expert_of_row, numbers, right=True, out_int32=True)
-    rows = hidden_states[order // num_chosen]
-
+    order = sort_by_expert(top_k_index, experts.num_experts)
+    rows = rows_of_tokens(hidden_states, order.order, order.places)
+    weights = top_k_weights.reshape(-1).index_select(0, order.order).unsqueeze(-1)
     first, second = weight_names(experts)
-    inner = _multiply(experts, first, rows, ends, expert_of_row)
+    inner = _multiply(experts, first, rows, order)
     inner = experts._apply_gate(inner) if experts.has_gate else experts.act_fn(inner)
-    outputs = _multiply(experts, second, inner, ends, expert_of_row)
     if getattr(experts, "has_post_expert_norm", False):
-        outputs = experts.post_expert_norm(outputs)
-    outputs = outputs * top_k_weights.reshape(-1)[order].unsqueeze(-1)
-
-    # Back to the tokens' order. A sum over a token's rows has one order on a GPU too, which `index_add_` has not.
-    place_of_row = torch.empty_like(order)
-    place_of_row[order] = torch.arange(len(order), device=order.device)
-    return outputs[place_of_row].view(num_tokens, num_chosen, -1).sum(dim=1).to(hidden_states.dtype)
+        outputs = experts.post_expert_norm(_multiply(experts, second, inner, order)) * weights
+    else:
+        # Weighted here, where rows are narrower than outputs, which backward then need not keep.
+        outputs = _multiply(experts, second, (inner * weights).to(inner.dtype), order, weights)
+    outputs = outputs.to(hidden_states.dtype)
+    return tokens_of_rows(outputs, order.order, order.places, hidden_states.shape[0])
 
 
 def _multiply(
-    experts: Any, name: str, rows: torch.Tensor, ends: torch.Tensor, expert_of_row: torch.Tensor
+    experts: Any, name: str, rows: torch.Tensor, order: RowOrder, weights: torch.Tensor | None = None
 ) -> torch.Tensor:
-    outputs: torch.Tensor = experts.products[name](experts, name, rows, ends)
+    """The product with a weight, and its bias if it has one.
+
+    Args:
+        weights: [rows, 1], by which rows were multiplied; None if they were not.
+    """
+    outputs: torch.Tensor = experts.products[name](experts, name, rows, order.ends)
     if not experts.has_bias:
         return outputs
-    return outputs + getattr(experts, f"{name}_bias")[expert_of_row].to(outputs.dtype)
+    bias = getattr(experts, f"{name}_bias")[order.expert_of_row]
+    return outputs + (bias if weights is None else bias * weights).to(outputs.dtype)
 
 
 def plain_product(experts: Any, name: str, rows: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:

@@ -1,0 +1,34 @@
+"""Rows sorted by expert, and back, beside plain indexing."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from policies.experts.row_order import rows_of_tokens, sort_by_expert, tokens_of_rows
+
+NUM_TOKENS, NUM_CHOSEN, NUM_EXPERTS = 50, 3, 8
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rows_go_to_their_experts_and_back_with_their_gradients(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    chosen = torch.stack([torch.randperm(NUM_EXPERTS - 1)[:NUM_CHOSEN] for _ in range(NUM_TOKENS)])
+    order = sort_by_expert(chosen, NUM_EXPERTS)
+    assert torch.equal(order.ends, chosen.flatten().bincount(minlength=NUM_EXPERTS).cumsum(0).int())
+    assert order.ends[-1] == order.ends[-2], "the last expert has no rows"
+    assert torch.equal(order.expert_of_row, chosen.flatten().sort().values)
+
+    tokens = torch.randn(NUM_TOKENS, 16, dtype=dtype, requires_grad=True)
+    rows = rows_of_tokens(tokens, order.order, order.places)
+    assert torch.equal(rows, tokens[order.order // NUM_CHOSEN])
+    factors = torch.randn(len(rows), 1, dtype=dtype)
+    found = tokens_of_rows(rows * factors, order.order, order.places, NUM_TOKENS)
+    expected = torch.zeros(NUM_TOKENS, 16).index_add(0, order.order // NUM_CHOSEN, (rows * factors).float())
+    torch.testing.assert_close(found, expected.to(dtype))
+
+    gradient = torch.randn_like(found)
+    (found_gradient,) = torch.autograd.grad(found, tokens, gradient)
+    of_rows = (gradient[order.order // NUM_CHOSEN] * factors).float()
+    expected = torch.zeros(NUM_TOKENS, 16).index_add(0, order.order // NUM_CHOSEN, of_rows)
+    torch.testing.assert_close(found_gradient, expected.to(dtype))
