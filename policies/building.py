@@ -16,6 +16,7 @@ from policies.activations.checkpointing import Checkpointing, checkpointing_mode
 from policies.adapters.apply import adapter_notes
 from policies.apply_policies import Policies, adapt_model, shard_and_fill
 from policies.attention.choice import choose_attention, rows_that_need_offsets
+from policies.experts.forward import compute_by_products
 from policies.loading import build_model, grow_embeddings
 from policies.model_task import ModelTask
 from policies.pretrained import generation_settings
@@ -69,6 +70,7 @@ def build_empty(
     train = config.train_config
     model = build_model(train, model_config, task.AUTO_MODEL, policies.precision.storage_dtype)
     notes = task.check_model(model, train.model_name)
+    compute_by_products(model)
     if task.PACKS:
         notes += choose_attention(model, train, policies.precision, device, row_length, flash_4=policies.flash_4)
     notes += grow_embeddings(model, num_embeddings, use_peft=train.use_peft, new_tokens=new_tokens)

@@ -30,16 +30,15 @@ reads from `experts`.
 
 
 def compute_by_products(model: PreTrainedModel) -> None:
-    """Give the model's experts this forward, with plain products at first. `set_product` changes one.
-
-    A second call changes nothing: weights may be packed first, and then get adapters.
-    """
+    """Give the model's experts, if it has some, this forward, with plain products. `set_product` changes one."""
+    found = find_experts(model)
+    if not found:
+        return
     ALL_EXPERTS_FUNCTIONS.register(BY_PRODUCTS, experts_forward)
     model.set_experts_implementation(BY_PRODUCTS)
-    for experts in find_experts(model).values():
-        if not hasattr(experts, "products"):
-            experts.plain_weights = expert_weights(experts)
-            experts.products = dict.fromkeys(weight_names(experts), plain_product)
+    for experts in found.values():
+        experts.plain_weights = expert_weights(experts)
+        experts.products = dict.fromkeys(weight_names(experts), plain_product)
 
 
 def set_product(experts: Any, name: str, product: Product) -> None:
