@@ -19,7 +19,8 @@ def plan_table(plan: Plan) -> Table:
     """The run that is planned, in a few lines that each begin with their subject."""
     memory, resolved, model = plan.memory, plan.resolved, plan.model
     counted = list(count_weights(model.adapted.model))
-    total, trained = sum(n for _, n, _ in counted), sum(n for p, n, _ in counted if p.requires_grad)
+    total = sum(weights.num_weights for weights in counted)
+    trained = sum(weights.num_weights for weights in counted if weights.parameter.requires_grad)
     of_total = "all trained" if trained == total else f"{trained:,} trained ({100 * trained / total:.3g} %)"
     train, policies = plan.resolved.config.train_config, resolved.policies
     copies, ranks = policies.layout.mesh_shape

@@ -55,12 +55,12 @@ def _describe_model(model: nn.Module, architecture: str) -> dict[str, Any]:
     """The section `model`. Weights are counted as whole tensors, however they are sharded."""
     counted = list(count_weights(model))
     dtypes: Counter[str] = Counter()
-    for _, num_weights, stored_as in counted:
-        dtypes[stored_as] += num_weights
+    for weights in counted:
+        dtypes[weights.stored_as] += weights.num_weights
     return {
         "architecture": architecture,
         "num_parameters": sum(dtypes.values()),
-        "num_trainable_parameters": sum(n for parameter, n, _ in counted if parameter.requires_grad),
+        "num_trainable_parameters": sum(w.num_weights for w in counted if w.parameter.requires_grad),
         "num_parameters_by_dtype": dict(dtypes.most_common()),
     }
 

@@ -118,12 +118,12 @@ def shares_of_experts(model: Any) -> dict[int, float]:
     if not num_met:
         return {}
     return {
-        id(parameter): num_met / (len(module) if isinstance(module, nn.ModuleList) else parameter.shape[0])
+        id(weights.parameter): num_met / (len(module) if isinstance(module, nn.ModuleList) else weights.shape[0])
         for name, module in model.named_modules()
         # The router is no part of `experts`: every token meets all of it.
         if name.rpartition(".")[2] == "experts"
-        for parameter in module.parameters()
-        if parameter.dim() > 1
+        for weights in count_weights(module)
+        if len(weights.shape) > 1
     }
 
 
@@ -133,7 +133,7 @@ def _matrices(model: Any) -> tuple[list[Counted], list[Counted]]:
     head_weights = {id(parameter) for parameter in head.parameters()} if head is not None else set()
     # An embedding is looked up, not multiplied, unless the head shares its weight.
     lookups = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)} - head_weights
-    matrices = [m for m in count_weights(model) if m.parameter.dim() > 1 and id(m.parameter) not in lookups]
+    matrices = [m for m in count_weights(model) if len(m.shape) > 1 and id(m.parameter) not in lookups]
     return (
         [m for m in matrices if id(m.parameter) in head_weights],
         [m for m in matrices if id(m.parameter) not in head_weights],

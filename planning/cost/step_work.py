@@ -10,7 +10,7 @@ Three figures were measured on one H200 (docs/performance.md: TinyLlama-1.1B and
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from peft.tuners.tuners_utils import BaseTunerLayer
@@ -24,7 +24,7 @@ from policies.optimizers.build import state_bytes
 from policies.optimizers.kind import kind_of
 from policies.quantization.float8_linear import FrozenFloat8Linear
 from tasks.flops import flops_per_token
-from utils.parameters import Counted, count_weights
+from utils.parameters import Counted, count_weights, packed_weights
 
 MOVES_COMPILED, MOVES_EAGER = 7.6, 20.6
 MODULE_SECONDS = 0.33e-3  # of a module without children, forward and backward; a third of it is forward
@@ -74,7 +74,7 @@ def micro_batch_work(planned: PlannedModel, counts: BatchCounts, *, trains: bool
     compute_size = planned.resolved.policies.precision.compute_dtype.itemsize
     mode_of, last = _matrices_of_layers(planned)
     num_passes = passes(planned) if trains else 1.0
-    sides, float8 = _sides(model), float8_weights(planned.adapted, planned.resolved)
+    float8 = float8_weights(planned.adapted, planned.resolved)
     without_attention = counts._replace(num_attended_pairs=0, num_decoder_pairs=0, num_cross_pairs=0)
 
     def total(cost: Callable[[Counted], float]) -> float:
@@ -93,14 +93,14 @@ def micro_batch_work(planned: PlannedModel, counts: BatchCounts, *, trains: bool
         return (flops_per_token(matrix) if trains else 2 * matrix.num_weights) + recomputed(matrix)
 
     def rounded_by_float8(matrix: Counted) -> float:
-        return ROUNDING_BYTES * sides[id(matrix.parameter)] if id(matrix.parameter) in float8.computed else 0.0
+        return ROUNDING_BYTES * _sides(matrix) if id(matrix.parameter) in float8.computed else 0.0
 
     flops = total(flops_per_token if trains else lambda matrix: 2 * matrix.num_weights)
     # The difference of the counts with and without pairs.
     attention = float(task.make_flops(model).count(counts)) - total(flops_per_token)
     # Forward is a third of an attention's FLOPs (`tasks.flops.StepFlops`).
     attention *= 1 if trains else 1 / 3
-    moved = total(lambda m: sides.get(id(m.parameter)) or _sides_of_shape(m.parameter.shape))
+    moved = total(_sides)
     weights = sum(
         m.num_weights * compute_size * (num_passes + (1 if trains and m.parameter.requires_grad else 0))
         for m in count_weights(model)
@@ -226,22 +226,17 @@ def _modules_of_adapters(layer: nn.Module) -> set[nn.Module]:
     return {inner for part in parts if isinstance(part, nn.Module) for inner in part.modules()}
 
 
-def _sides(model: nn.Module) -> dict[int, int]:
-    """Inputs and outputs of each linear layer, by its weight: a packed one does not have its shape."""
-    linears = (m for m in model.modules() if hasattr(m, "in_features") and hasattr(m, "weight"))
-    return {id(m.weight): m.in_features + m.out_features for m in linears}  # type: ignore[operator, misc]
-
-
-def _sides_of_shape(shape: Sequence[int]) -> int:
+def _sides(matrix: Counted) -> int:
     """Inputs and outputs of a matrix, or of all experts `[experts, ...]`."""
+    shape = matrix.shape
     return sum(shape) if len(shape) < 3 else shape[0] * sum(shape[1:])
 
 
 def _bits(model: nn.Module) -> dict[int, int]:
     """Bits of each weight that is unpacked for its products, by its parameter."""
-    packed = (
-        m
-        for m in model.modules()
-        if hasattr(m, "quantization") and hasattr(m, "stored_as") and not isinstance(m, FrozenFloat8Linear)
-    )
-    return {id(m.weight): m.quantization.bits for m in packed}  # type: ignore[union-attr, misc]
+    return {
+        id(getattr(module, name)): packed.quantization.bits
+        for module in model.modules()
+        if not isinstance(module, FrozenFloat8Linear)
+        for name, packed in packed_weights(module).items()
+    }

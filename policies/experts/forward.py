@@ -107,8 +107,10 @@ def grouped_product(rows: torch.Tensor, weights: torch.Tensor, ends: torch.Tenso
         [rows, out]
     """
     rows = rows.to(weights.dtype)
-    # inductor has the grouped product for bf16 alone. transformers' operator is a loop, which waits for the device.
-    if torch.compiler.is_compiling() and weights.dtype != torch.bfloat16:
+    # inductor has the grouped product for bf16 alone, and GPUs from capability 8.0 on. transformers' operator is a
+    # loop, which waits for the device.
+    is_old = weights.is_cuda and torch.cuda.get_device_capability(weights.device) < (8, 0)
+    if is_old or (torch.compiler.is_compiling() and weights.dtype != torch.bfloat16):
         product: torch.Tensor = torch.ops.transformers.grouped_mm_fallback(rows, weights, ends)
         return product
     return nn.functional.grouped_mm(rows, weights, offs=ends)

@@ -93,6 +93,11 @@ class QuantizedLinear(nn.Linear):
         return self.out_features * self.in_features
 
     @property
+    def packed_weights(self) -> dict[str, QuantizedLinear]:
+        """What packs each packed parameter (utils/parameters.py): here the layer itself."""
+        return {"weight": self}
+
+    @property
     def stored_as(self) -> str:
         return self.quantization.name
 
