@@ -24,8 +24,8 @@ from torch.optim import AdamW
 from torch.utils.checkpoint import checkpoint
 
 from policies.adapters.dropout_masks import draw_dropout, mask_like
+from policies.attention.each_sequence import attention_of_each_sequence
 from policies.attention.flash_attention_4 import NO_WINDOW, AttentionKind, find_flash_attention_4, flash_attention_4
-from policies.attention.functions import attention_of_each_sequence
 from policies.clipping import clip_grad_norm, sum_of_squares
 from policies.loss.compiled_cross_entropy import compile_cross_entropy
 from policies.loss.head_gradients import loss_with_gradients

@@ -13,7 +13,7 @@ from torch.distributed.fsdp import FSDPModule
 from transformers import PreTrainedModel
 
 from policies.apply_policies import Policies
-from policies.attention.choice import WITHOUT_MASKS
+from policies.attention.choice import WITHOUT_MASKS, attention_with_masks
 from policies.sharding import reshard, unwrap
 from ranks.collectives import max_on_host
 from ranks.environment import Environment, print_rank_zero
@@ -42,7 +42,7 @@ def generating(model: nn.Module, policies: Policies, env: Environment) -> Iterat
     model.eval()
     # Keys in a cache, and prompts longer than a sliding window, need masks, which these functions never get.
     if attention in WITHOUT_MASKS:
-        inner.set_attn_implementation("sdpa")
+        inner.set_attn_implementation(attention_with_masks(inner))
     # The root's weights are whole only in its own forward, which generation does not call under an adapter, nor for an
     # encoder alone.
     for unit in units if whole else units[:1]:

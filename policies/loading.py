@@ -16,7 +16,7 @@ from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 from configs.training import TrainConfig
 from policies.pretrained import build_on_meta
 from policies.wrapping import num_known_ids
-from utils.compat import attention_of_capped_scores, caps_scores
+from utils.compat import attention_of_capped_scores, caps_scores, has_sinks
 from utils.errors import ConfigError
 from utils.hub import check_on_hub, explain
 
@@ -164,7 +164,7 @@ def attention_settings(train: TrainConfig, model_config: PretrainedConfig) -> di
     Raises:
         ConfigError: if SDPA is asked for and cannot compute this model's attention.
     """
-    if not train.use_fast_kernels:
+    if not train.use_fast_kernels or has_sinks(model_config):  # SDPA has no sinks, and is replaced anyway
         return attention_of_capped_scores(model_config)
     if caps_scores(model_config):
         raise ConfigError(

@@ -133,7 +133,7 @@ def resolve(
     base_dtype = cast("torch.dtype | None", model_config.dtype)  # building the model puts that of training there
     task = find_task(model_config, config.train_config.task)
     task.check_config(model_config, config.train_config.model_name)
-    config = keep_documents_apart(settings_of_task(config, task), model_config)
+    config = keep_documents_apart(settings_of_task(config, task), model_config, precision, env.device_facts)
     config = with_default_targets(config, model_config)
     is_open = config.train_config.compile is None
     config = decide_compilation(config, model_config, env.device_facts, was_compiled=was_compiled)

@@ -87,11 +87,15 @@ Ends when requirements.txt asks for torch 2.12.
 """
 
 
-LEAKS_WHEN_PACKED = ("biogpt", "bloom", "falcon", "gpt_oss", "mamba", "mpt", "opt")
+LEAKS_WHEN_PACKED = ("biogpt", "bloom", "falcon", "mamba", "mpt", "opt")
 """Model types that in transformers 5.23 take no note of position ids (in the attention mask, or in Mamba's state), so
 that the documents of a packed row see each other, without an error. A type goes when a test no longer finds it leaking
 (tests/policies/attention/test_attention.py). Other types with a state are padded, too; the rest are found by
 `policies.attention.packing_leaks` once there are weights."""
+
+LEAKS_BY_MASKS = ("gpt_oss",)
+"""Model types that in transformers 5.23 leak likewise with the masks that transformers makes, and are kept apart by our
+attention by offsets, which needs no mask."""
 
 POSITIONS_AFTER_PADDING = (
     *("camembert", "data2vec-text", "roberta", "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl", "xmod"),
@@ -101,6 +105,18 @@ packed rows have, mean other positions. `python -m benchmarks.family_losses` fin
 
 WINDOW_ONLY_IN_MASK = ("phimoe",)
 """Model types that in transformers 5.23 have a sliding window in the mask alone, and do not tell their attention."""
+
+
+WITH_SINKS = ("flint", "gpt_oss", "granite_swa", "granitemoe_swa")
+"""Model types whose attention passes sinks as `s_aux`: a score of each head beside those of the keys, without a value.
+
+transformers has no SDPA for them. The same in 5.17 and 5.23 (Flint came with 5.23). Others with sinks have heads of
+other sizes (MiMo-V2-Flash) or sparse attention (DeepSeek V4, Hunyuan V4), and keep transformers' attention."""
+
+
+def has_sinks(model_config: PreTrainedConfig) -> bool:
+    """Whether this model's attention has sinks (policies/attention/sinks.py)."""
+    return model_config.get_text_config().model_type in WITH_SINKS
 
 
 def attention_of_capped_scores(model_config: PreTrainedConfig) -> dict[str, Any]:

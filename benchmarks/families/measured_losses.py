@@ -130,10 +130,10 @@ def _measure(family: str, config: Any, auto_model: Any, own: list[float], batchi
     find_task(config, task.NAME)  # as --task
     task.check_config(config, family)
     packing = batching == "packing"
-    if packing:
-        keep_documents_apart(settings, config)
     train = settings.train_config
     precision, _ = resolve_precision(train, settings.fsdp_config, CPU)
+    if packing:
+        keep_documents_apart(settings, config, precision, CPU)
     model = make_model(auto_model, config, **attention_settings(train, config))
     task.check_model(model, family)
     if task.PACKS:

@@ -20,7 +20,7 @@ from planning.memory.live_bytes import LiveBytes
 from planning.memory.meta_pass import computed_in, kernels_of, saved_buffers_on_meta
 from planning.memory.row_lengths import RowLengths
 from planning.model.planned_model import PlannedModel
-from policies.attention.choice import BY_OFFSETS
+from policies.attention.choice import BY_OFFSETS, attention_with_masks
 from resolving.resolved import num_positions
 
 # fp32 numbers per sequence and word of the vocabulary. While the next token is computed and its logits are copied,
@@ -48,7 +48,7 @@ def bytes_of_generation(planned: PlannedModel, card: Card, rows: RowLengths) -> 
         return None
     attention = base.config.get_text_config()._attn_implementation
     if attention == BY_OFFSETS:
-        base.set_attn_implementation("sdpa")
+        base.set_attn_implementation(attention_with_masks(base))
     base.eval()
     live = LiveBytes([*base.parameters(), *base.buffers()])
     try:

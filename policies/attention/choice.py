@@ -3,7 +3,8 @@
 Position ids that restart tell transformers where sequences begin. Eager and SDPA attention then get a dense mask, made
 once per forward pass. Variable-length flash attention, if the device has it, takes the sequences' offsets instead, made
 once per batch: nothing is computed between sequences, and nothing of the size [seq, seq] is held. A CPU calls SDPA for
-each sequence instead. FlashAttention 4, where it is installed, serves all of these rows.
+each sequence instead. FlashAttention 4, where it is installed, serves all of these rows. Attention with sinks goes by
+offsets wherever there are kernels (policies/attention/sinks.py).
 
 Padded rows need neither: padding is on the right, where causal attention never looks.
 """
@@ -21,7 +22,14 @@ from data.batches.packing import Offsets
 from policies.attention.functions import attention_by_flash_4, attention_by_offsets
 from policies.attention.packing_leaks import LEAKS
 from policies.mixed_precision import Precision
-from utils.compat import LEAKS_WHEN_PACKED, POSITIONS_AFTER_PADDING, WINDOW_ONLY_IN_MASK, caps_scores
+from utils.compat import (
+    LEAKS_BY_MASKS,
+    LEAKS_WHEN_PACKED,
+    POSITIONS_AFTER_PADDING,
+    WINDOW_ONLY_IN_MASK,
+    caps_scores,
+    has_sinks,
+)
 from utils.device import DeviceFacts
 from utils.errors import ConfigError
 from utils.layer_configs import head_dim_of, layer_configs
@@ -40,7 +48,9 @@ ATTENTION_DROPOUT = ("attention_dropout", "attn_pdrop", "attention_probs_dropout
 """The names of its probability in transformers' configs: most families', GPT-2's and BERT's."""
 
 
-def keep_documents_apart(config: RunConfig, model_config: PreTrainedConfig) -> RunConfig:
+def keep_documents_apart(
+    config: RunConfig, model_config: PreTrainedConfig, precision: Precision, device: DeviceFacts
+) -> RunConfig:
     """The settings, with padding instead of packing if packing is known to leak with this model, and a note of it.
 
     A model with a state is packed if that was asked for: kernels of some keep its documents apart, and
@@ -50,7 +60,10 @@ def keep_documents_apart(config: RunConfig, model_config: PreTrainedConfig) -> R
         ConfigError: if packing was asked for, and leaks whatever the kernels, or gives documents other positions.
     """
     train, model_type = config.train_config, model_config.get_text_config().model_type
-    leaks, is_shifted = model_type in LEAKS_WHEN_PACKED, model_type in POSITIONS_AFTER_PADDING
+    is_shifted = model_type in POSITIONS_AFTER_PADDING
+    leaks = model_type in LEAKS_WHEN_PACKED or (
+        model_type in LEAKS_BY_MASKS and not _have_kernels(train, model_config, precision, device)
+    )
     if train.batching_strategy != "packing" or not (leaks or is_shifted or _is_stateful(model_config)):
         return config
     reason = f"in a packed row of {model_type} models, documents would see each other"
@@ -98,12 +111,16 @@ def choose_attention(
         return []
     if train.batching_strategy == "padding":
         prefixed = train.use_peft and train.peft_method == "prefix"  # in a cache, so keys are more than queries
-        if not prefixed and what_needs_masks(model) is None and not _window_cuts(model, row_length):
-            return _use_offsets(model, flash_4=flash_4)
-        return []
+        if prefixed or what_needs_masks(model) is not None:
+            return []
+        if has_sinks(model.config):
+            is_served = _have_kernels(train, model.config, precision, device)
+        else:
+            is_served = not _window_cuts(model, row_length)  # SDPA's causal kernel, which has no windows
+        return _use_offsets(model, flash_4=flash_4) if is_served else []
     if device.type == "cpu":
-        # Compiled layers would break where the offsets are read.
-        if not train.compile and what_hinders_offsets(model) is None:
+        # Compiled layers would break where the offsets are read, but for sinks that is inside an operator.
+        if (has_sinks(model.config) or not train.compile) and what_hinders_offsets(model) is None:
             _use_offsets(model)
         return []
     # torch's flash kernels need the same generation of cards as bf16, Ampere or later.
@@ -116,6 +133,15 @@ def choose_attention(
         return [f"attention: {obstacle}; packed rows get a dense mask, which is slower"]
     notes = _use_offsets(model, flash_4=flash_4)
     return ["attention: packed documents are told apart by their offsets (variable-length flash attention)", *notes]
+
+
+def _have_kernels(
+    train: TrainConfig, model_config: PreTrainedConfig, precision: Precision, device: DeviceFacts
+) -> bool:
+    """Whether attention with sinks has kernels that take offsets."""
+    # torch's flash kernels need the same generation of cards as bf16, Ampere or later, and half precision.
+    on_device = device.type == "cpu" or (device.has_bf16 and precision.compute_dtype != torch.float32)
+    return on_device and train.use_fast_kernels is not False and _what_kernels_lack(model_config, "") is None
 
 
 def _use_offsets(model: PreTrainedModel, *, flash_4: bool = False) -> list[str]:
@@ -138,7 +164,13 @@ def rows_that_need_offsets(model: PreTrainedModel, row_length: int) -> Offsets:
     if model.config.get_text_config()._attn_implementation not in WITHOUT_MASKS:
         return "none"
     # Without offsets SDPA takes a row for one sequence. Its causal kernel is faster, but has no sliding windows.
-    return "all" if _window_cuts(model, row_length) else "shared"
+    # Attention with sinks never goes there.
+    return "all" if _window_cuts(model, row_length) and not has_sinks(model.config) else "shared"
+
+
+def attention_with_masks(model: PreTrainedModel) -> str:
+    """The name of the attention that a model generates with: by masks, which our attention by offsets has none of."""
+    return "eager" if has_sinks(model.config) else "sdpa"
 
 
 def _window_cuts(model: PreTrainedModel, row_length: int) -> bool:
@@ -151,19 +183,19 @@ def what_hinders_offsets(model: PreTrainedModel) -> str | None:
     """Why this model's attention cannot be `attention_by_offsets`; None if it can."""
     if (obstacle := what_needs_masks(model)) is not None:
         return obstacle
-    config = model.config.get_text_config()
-    name = type(model).__name__
+    return _what_kernels_lack(model.config, type(model).__name__)
+
+
+def _what_kernels_lack(model_config: PreTrainedConfig, name: str) -> str | None:
+    """What flash kernels lack for the attention of a model of this name, as a clause; None if nothing."""
+    config = model_config.get_text_config()
     if getattr(config, "sliding_window", None) and config.model_type in WINDOW_ONLY_IN_MASK:
         return f"{name} has its sliding window in the mask alone"
     if any(getattr(config, key, 0.0) for key in ATTENTION_DROPOUT):
         return f"{name} drops out attention, which the flash kernel does not"
-    if hasattr(config, "v_head_dim") or any(size > 256 or size % 8 for size in _head_dims(model)):
+    if hasattr(config, "v_head_dim") or any(size > 256 or size % 8 for size in map(head_dim_of, layer_configs(config))):
         return f"the flash kernel does not take the heads of {name}"
     return None
-
-
-def _head_dims(model: PreTrainedModel) -> set[int]:
-    return {head_dim_of(layer) for layer in layer_configs(model.config.get_text_config())}
 
 
 def what_needs_masks(model: PreTrainedModel) -> str | None:
@@ -174,7 +206,7 @@ def what_needs_masks(model: PreTrainedModel) -> str | None:
         return f"{name} soft-caps its attention scores, which the flash kernel does not"
     # Models that support flash attention pass windows as an argument, not in a mask.
     follows = getattr(model, "_supports_attention_backend", False) and getattr(model, "_supports_flash_attn", False)
-    if not follows or config._attn_implementation != "sdpa":
+    if not follows or config._attn_implementation != attention_with_masks(model):
         return f"{name} has no flash attention in transformers"
     if not set(getattr(config, "layer_types", None) or ()) <= {"full_attention", "sliding_attention"}:
         return f"{name} has layers of other kinds than full and sliding attention"

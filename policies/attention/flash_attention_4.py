@@ -22,6 +22,7 @@ from torch.utils.flop_counter import register_flop_formula, sdpa_backward_flop_c
 from transformers import PreTrainedConfig
 
 from policies.mixed_precision import Precision
+from utils.compat import has_sinks
 from utils.errors import in_one_line
 from utils.layer_configs import head_dim_of, layer_configs
 
@@ -38,6 +39,7 @@ class AttentionKind(NamedTuple):
     head_dim: int
     window: int  # tokens before its own that a query sees, or NO_WINDOW
     packed: bool
+    has_sinks: bool = False  # policies/attention/sinks.py
 
 
 def attention_kinds(model_config: PreTrainedConfig, *, packed: bool) -> set[AttentionKind]:
@@ -53,7 +55,7 @@ def attention_kinds(model_config: PreTrainedConfig, *, packed: bool) -> set[Atte
         # A window's size is an argument of the kernel, so any one shorter than the probe's sequences will do.
         windows = {NO_WINDOW} if getattr(layer, "sliding_window", None) is None else {NO_WINDOW, 15}
         found |= {
-            AttentionKind(heads, key_heads, head_dim_of(layer), window, of_row)
+            AttentionKind(heads, key_heads, head_dim_of(layer), window, of_row, has_sinks(model_config))
             for window in windows
             for of_row in {False, packed}
         }
@@ -98,19 +100,27 @@ def _distance_to_torch(kind: AttentionKind, device: torch.device, dtype: torch.d
         torch.randn(sum(lengths), number, kind.head_dim, device=device, dtype=dtype, generator=generator)
         for number in heads
     )
+    if kind.has_sinks:  # of the size that the sums of a row have, or they would not show
+        leaves.append(4 + torch.randn(kind.num_heads, device=device, dtype=dtype, generator=generator))
     rows = torch.bucketize(torch.arange(sum(lengths), device=device), offsets, right=True)
     mask = (rows[:, None] == rows).tril()
     mask = mask if kind.window == NO_WINDOW else mask.triu(-kind.window)
 
     def by_flash_4(*inputs: torch.Tensor) -> torch.Tensor:
+        options: dict[str, Any] = {"window": kind.window, "sinks": inputs[3] if kind.has_sinks else None}
         if kind.packed:
-            return flash_attention_4(*inputs, cu_seqlens=offsets, max_length=max(lengths), window=kind.window)
-        query, key, value = (tensor.unflatten(0, (2, -1)) for tensor in inputs)
-        return flash_attention_4(query, key, value, window=kind.window).flatten(0, 1)
+            return flash_attention_4(*inputs[:3], cu_seqlens=offsets, max_length=max(lengths), **options)
+        query, key, value = (tensor.unflatten(0, (2, -1)) for tensor in inputs[:3])
+        return flash_attention_4(query, key, value, **options).flatten(0, 1)
 
     def plain(*inputs: torch.Tensor) -> torch.Tensor:
-        query, key, value = (tensor.transpose(0, 1)[None] for tensor in inputs)
-        return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, enable_gqa=True)[0].transpose(0, 1)
+        query, key, value = (tensor.transpose(0, 1)[None] for tensor in inputs[:3])
+        seen = mask
+        if kind.has_sinks:  # a key of zeros, whose score is the sink, with a value of zeros
+            key, value = (F.pad(tensor, (0, 0, 0, 1)) for tensor in (key, value))
+            scores = torch.where(mask, 0.0, -torch.inf).expand(kind.num_heads, -1, -1)
+            seen = torch.cat([scores, inputs[3][:, None, None].expand(-1, len(mask), 1)], 2)
+        return F.scaled_dot_product_attention(query, key, value, attn_mask=seen, enable_gqa=True)[0].transpose(0, 1)
 
     def run(attend: Any, to: torch.dtype) -> list[torch.Tensor]:
         with torch.enable_grad():
@@ -132,6 +142,7 @@ def flash_attention_4(
     max_length: int | None = None,
     scale: float | None = None,
     window: int = NO_WINDOW,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Causal attention.
 
@@ -141,12 +152,13 @@ def flash_attention_4(
         cu_seqlens: int32 [sequences + 1], where each sequence begins, and where the last ends.
         max_length: tokens of the longest sequence.
         window: how many tokens before its own a query sees.
+        sinks: [heads] (policies/attention/sinks.py).
 
     Returns:
         As the query.
     """
     scale = query.shape[-1] ** -0.5 if scale is None else scale
-    output: torch.Tensor = attend(query, key, value, cu_seqlens, max_length, scale, window)[0]
+    output: torch.Tensor = attend(query, key, value, cu_seqlens, max_length, scale, window, sinks)[0]
     return output
 
 
@@ -159,12 +171,13 @@ def attend(
     max_length: int | None,
     scale: float,
     window: int,
+    sinks: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The output, and fp32 [batch, heads, seq] or [heads, tokens]: the logarithm of each query's sum."""
     from flash_attn.cute.interface import _flash_attn_fwd
 
     output, log_sums, *_ = _flash_attn_fwd(
-        query, key, value, **_options(cu_seqlens, max_length, scale, window), return_lse=True
+        query, key, value, **_options(cu_seqlens, max_length, scale, window, sinks), return_lse=True
     )
     return output, log_sums
 
@@ -188,31 +201,36 @@ def attend_backward(
     max_length: int | None,
     scale: float,
     window: int,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The gradients of query, key and value."""
+    sinks: torch.Tensor | None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The gradients of query, key, value and sinks; of no sinks an empty one."""
     from flash_attn.cute.interface import _flash_attn_bwd
 
-    of_query, of_key, of_value, *_ = _flash_attn_bwd(
+    of_query, of_key, of_value, *of_sinks = _flash_attn_bwd(
         query,
         key,
         value,
         output,
         grad.contiguous(),
         log_sums,
-        **_options(cu_seqlens, max_length, scale, window),
+        **_options(cu_seqlens, max_length, scale, window, sinks),
         deterministic=torch.are_deterministic_algorithms_enabled(),
     )
-    return of_query, of_key, of_value
+    return of_query, of_key, of_value, query.new_empty(0) if sinks is None else of_sinks[0]
 
 
 @attend_backward.register_fake
 def _(
     grad: torch.Tensor, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *args: Any
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    sinks = args[-1]
+    of_sinks = query.new_empty(0) if sinks is None else torch.empty_like(sinks)
+    return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value), of_sinks
 
 
-def _options(cu_seqlens: torch.Tensor | None, max_length: int | None, scale: float, window: int) -> dict[str, Any]:
+def _options(
+    cu_seqlens: torch.Tensor | None, max_length: int | None, scale: float, window: int, sinks: torch.Tensor | None
+) -> dict[str, Any]:
     """The arguments that forward and backward share."""
     options: dict[str, Any] = {"softmax_scale": scale, "causal": True}
     if window != NO_WINDOW:
@@ -220,23 +238,26 @@ def _options(cu_seqlens: torch.Tensor | None, max_length: int | None, scale: flo
     if cu_seqlens is not None:
         options |= dict.fromkeys(("cu_seqlens_q", "cu_seqlens_k"), cu_seqlens)
         options |= dict.fromkeys(("max_seqlen_q", "max_seqlen_k"), max_length)
+    if sinks is not None:
+        options["learnable_sink"] = sinks
     return options
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
-    query, key, value, cu_seqlens, *ctx.options = inputs
-    ctx.save_for_backward(query, key, value, *output, cu_seqlens)
+    query, key, value, cu_seqlens, *ctx.options, sinks = inputs
+    ctx.save_for_backward(query, key, value, *output, cu_seqlens, sinks)
 
 
 def _backward(ctx: Any, grad: torch.Tensor, _: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-    *tensors, cu_seqlens = ctx.saved_tensors
-    return *attend_backward(grad, *tensors, cu_seqlens, *ctx.options), None, None, None, None
+    *tensors, sinks = ctx.saved_tensors
+    *of_heads, of_sinks = attend_backward(grad, *tensors, *ctx.options, sinks)
+    return *of_heads, None, None, None, None, None if sinks is None else of_sinks
 
 
 attend.register_autograd(_backward, setup_context=_keep)
 
 
-def _shapes(query: torch.Tensor, cu_seqlens: torch.Tensor | None) -> list[tuple[int, ...]]:
+def shapes_of_sequences(query: torch.Tensor, cu_seqlens: torch.Tensor | None) -> list[tuple[int, ...]]:
     """[batch, heads, seq, head_dim] of all, or of each sequence. Grouped heads cost what all heads would."""
     if cu_seqlens is None:
         return [(query.shape[0], query.shape[2], query.shape[1], query.shape[3])]
@@ -246,10 +267,12 @@ def _shapes(query: torch.Tensor, cu_seqlens: torch.Tensor | None) -> list[tuple[
 # Half of what torch counts of attention without causality: the other half is left out (reporting/flop_counter.py).
 @register_flop_formula(torch.ops.flash_attention_4.attend, get_raw=True)
 def _(query: torch.Tensor, key: Any, value: Any, cu_seqlens: torch.Tensor | None, *args: Any, **kwargs: Any) -> int:
-    return sum(sdpa_flop_count(shape, shape, shape) // 2 for shape in _shapes(query, cu_seqlens))
+    return sum(sdpa_flop_count(shape, shape, shape) // 2 for shape in shapes_of_sequences(query, cu_seqlens))
 
 
 @register_flop_formula(torch.ops.flash_attention_4.attend_backward, get_raw=True)
 def _(grad: torch.Tensor, *args: Any, **kwargs: Any) -> int:
     cu_seqlens = args[5]
-    return sum(sdpa_backward_flop_count(shape, shape, shape, shape) // 2 for shape in _shapes(grad, cu_seqlens))
+    return sum(
+        sdpa_backward_flop_count(shape, shape, shape, shape) // 2 for shape in shapes_of_sequences(grad, cu_seqlens)
+    )

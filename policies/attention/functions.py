@@ -10,15 +10,16 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 from torch.nn.attention.varlen import varlen_attn
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
+from policies.attention.each_sequence import attention_of_each_sequence
 from policies.attention.flash_attention_4 import NO_WINDOW, flash_attention_4
+from policies.attention.sinks import attention_with_sinks
 from utils.compat import GROUPED_HEADS
 
-UNSUPPORTED = ("softcap", "s_aux", "position_bias", "cache")  # arguments that a model may pass and flash does not take
+UNSUPPORTED = ("softcap", "position_bias", "cache")  # arguments that a model may pass and flash does not take
 
 
 def attention_by_offsets(
@@ -32,6 +33,7 @@ def attention_by_offsets(
     sliding_window: int | None = None,
     cu_seq_lens_q: torch.Tensor | None = None,
     max_length_q: int | None = None,
+    s_aux: torch.Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
     """Causal attention inside sequences, with the signature of transformers' attention functions.
@@ -43,12 +45,16 @@ def attention_by_offsets(
         query: [batch, heads, seq, head_dim]; key and value may have fewer heads.
         cu_seq_lens_q: int32 [sequences + 1], where each begins in the flattened [batch x seq], and where the last ends.
         max_length_q: tokens of the longest sequence.
+        s_aux: [heads], the sinks (policies/attention/sinks.py). Then batches without offsets are served alike.
 
     Returns:
         [batch, seq, heads, head_dim], and no attention weights.
     """
     if key.shape[2] != query.shape[2]:
         raise ValueError("attention by offsets takes no cache")
+    if s_aux is not None and not query.is_meta:  # a plan counts SDPA's kernels instead, which keep the same
+        _check_options(attention_mask, dropout, kwargs)
+        return _with_sinks(query, key, value, s_aux, scaling, sliding_window, cu_seq_lens_q, max_length_q), None
     if cu_seq_lens_q is None:
         has_values = type(query) is torch.Tensor and not query.is_meta  # a plan's rows have no values, so no offsets
         if has_values and attention_mask is None and sliding_window is not None and key.shape[2] > sliding_window:
@@ -59,8 +65,6 @@ def attention_by_offsets(
     _check_options(attention_mask, dropout, kwargs)
     rows, _, length, _ = query.shape
     query, key, value = (tensor.transpose(1, 2).flatten(0, 1) for tensor in (query, key, value))
-    # transformers' windows count the query's own token; the kernel counts the tokens before it.
-    window = -1 if sliding_window is None else sliding_window - 1
     kernel: Callable[..., Any] = attention_of_each_sequence if query.is_cpu else varlen_attn
     output = kernel(
         query,
@@ -71,10 +75,36 @@ def attention_by_offsets(
         max_length_q,
         max_length_q,
         scale=scaling,
-        window_size=(window, 0),
+        window_size=(_tokens_before(sliding_window), 0),
         **GROUPED_HEADS,
     )
     return output.unflatten(0, (rows, length)), None
+
+
+def _tokens_before(sliding_window: int | None) -> int:
+    """How many tokens before its own a query sees. transformers' windows count its own token, too."""
+    return NO_WINDOW if sliding_window is None else sliding_window - 1
+
+
+def _with_sinks(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    sinks: torch.Tensor,
+    scale: float | None,
+    sliding_window: int | None,
+    cu_seqlens: torch.Tensor | None,
+    max_length: int | None,
+) -> torch.Tensor:
+    """[batch, seq, heads, head_dim]. Without offsets each row is a sequence: SDPA has no sinks."""
+    rows, _, length, _ = query.shape
+    if cu_seqlens is None or max_length is None:
+        cu_seqlens = torch.arange(0, (rows + 1) * length, length, dtype=torch.int32, device=query.device)
+        max_length = length
+    query, key, value = (tensor.transpose(1, 2).flatten(0, 1) for tensor in (query, key, value))
+    window = _tokens_before(sliding_window)
+    output = attention_with_sinks(query, key, value, sinks, cu_seqlens, max_length, scale=scale, window=window)
+    return output.unflatten(0, (rows, length))
 
 
 def _check_options(attention_mask: torch.Tensor | None, dropout: float, others: dict[str, Any]) -> None:
@@ -95,61 +125,23 @@ def attention_by_flash_4(
     sliding_window: int | None = None,
     cu_seq_lens_q: torch.Tensor | None = None,
     max_length_q: int | None = None,
+    s_aux: torch.Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
     """Like `attention_by_offsets`, which serves a plan's rows and those with a mask, by FlashAttention 4."""
     if query.is_meta or attention_mask is not None:
-        options = (attention_mask, dropout, scaling, sliding_window, cu_seq_lens_q, max_length_q)
+        options = (attention_mask, dropout, scaling, sliding_window, cu_seq_lens_q, max_length_q, s_aux)
         return attention_by_offsets(module, query, key, value, *options, **kwargs)
     if key.shape[2] != query.shape[2]:
         raise ValueError("attention by offsets takes no cache")
     _check_options(attention_mask, dropout, kwargs)
-    window = NO_WINDOW if sliding_window is None else sliding_window - 1
+    window = _tokens_before(sliding_window)
     query, key, value = (tensor.transpose(1, 2) for tensor in (query, key, value))
     if cu_seq_lens_q is None:
-        return flash_attention_4(query, key, value, scale=scaling, window=window), None
+        return flash_attention_4(query, key, value, scale=scaling, window=window, sinks=s_aux), None
     rows = query.shape[:2]
     query, key, value = (tensor.flatten(0, 1) for tensor in (query, key, value))
     output = flash_attention_4(
-        query, key, value, cu_seqlens=cu_seq_lens_q, max_length=max_length_q, scale=scaling, window=window
+        query, key, value, cu_seqlens=cu_seq_lens_q, max_length=max_length_q, scale=scaling, window=window, sinks=s_aux
     )
     return output.unflatten(0, rows), None
-
-
-def attention_of_each_sequence(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    cu_seq_q: torch.Tensor,
-    cu_seq_k: torch.Tensor,
-    max_q: int,
-    max_k: int,
-    *,
-    scale: float | None,
-    window_size: tuple[int, int],
-    **options: Any,
-) -> torch.Tensor:
-    """Causal attention like `varlen_attn`, for CPUs, which have no such kernel.
-
-    Args:
-        query: [tokens, heads, head_dim]; key and value may have fewer heads.
-        cu_seq_q: int32 [sequences + 1], in host memory.
-        window_size: how many tokens before its own a query sees; -1: all.
-
-    Returns:
-        [tokens, heads, head_dim].
-    """
-    lengths = cu_seq_q.diff().tolist()
-    window = window_size[0]
-    outputs = []
-    for parts in zip(*(tensor.split(lengths) for tensor in (query, key, value)), strict=True):
-        queries, keys, values = (part.transpose(0, 1)[None] for part in parts)
-        length, mask = queries.shape[2], None
-        # A window that reaches the first token needs no mask: the causal kernel is faster.
-        if 0 <= window < length - 1:
-            mask = torch.ones(length, length, dtype=torch.bool).tril().triu(-window)
-        output = F.scaled_dot_product_attention(
-            queries, keys, values, attn_mask=mask, is_causal=mask is None, scale=scale, enable_gqa=True
-        )
-        outputs.append(output[0].transpose(0, 1))
-    return torch.cat(outputs)

@@ -22,7 +22,7 @@ from tests.helpers.reference import assert_agrees, flags_for, lora_flags, plain_
 
 NUM_STEPS, NUM_RANKS = 3, 2
 # Families with other names in files, other layers than Llama's, attention windows, or padded rows alone.
-FAST = ["gpt_neox", "mixtral", "falcon", "gemma3"]
+FAST = ["gpt_neox", "mixtral", "falcon", "gemma3", "gpt_oss"]
 OF_LLAMAS_KIND = ["llama", "mistral", "qwen2"]  # tests/distributed/test_exactness.py trains a Llama in every layout
 EVAL_TOLERANCE = 1e-5
 ADAPTED = ("gpt2", "phi3", "gpt_neox")  # layers of other kinds or names than Llama's
@@ -132,7 +132,7 @@ def test_packing_is_refused_where_documents_would_see_each_other(
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("name", ["mistral", "gemma2", "gemma3"], indirect=True)
+@pytest.mark.parametrize("name", ["mistral", "gemma2", "gemma3", "gpt_oss"], indirect=True)
 def test_the_windows_cut_at_these_lengths(model_folder: Path) -> None:
     """Else agreement with the plain loop would say nothing about sliding windows."""
     narrow = AutoModelForCausalLM.from_pretrained(model_folder)

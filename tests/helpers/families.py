@@ -75,6 +75,19 @@ FAMILIES: dict[str, Family] = {
     "mixtral": Family(
         transformers.MixtralConfig(**LLAMA_LIKE, num_local_experts=4, sliding_window=None), "model.layers", ATTENTION
     ),
+    # Attention with sinks, which keeps the documents of a packed row apart by their offsets alone.
+    "gpt_oss": Family(
+        transformers.GptOssConfig(
+            **LLAMA_LIKE,
+            head_dim=8,
+            num_local_experts=4,
+            num_experts_per_tok=2,
+            sliding_window=16,
+            layer_types=["sliding_attention", "full_attention"],
+        ),
+        "model.layers",
+        ATTENTION,
+    ),
     # It names no module that must not be split: one unit.
     "biogpt": Family(
         transformers.BioGptConfig(

@@ -25,7 +25,7 @@ class StandIn:
     """The two functions of `flash_attn.cute.interface` that we call, in fp32.
 
     Args:
-        off_by: a factor on the gradient of keys.
+        off_by: a factor on the gradients of keys and sinks.
         off_if: it applies if exactly these options are given (True) or not given (False); empty: always.
     """
 
@@ -36,8 +36,11 @@ class StandIn:
     def _flash_attn_fwd(self, q: Any, k: Any, v: Any, *, return_lse: bool, **options: Any) -> tuple[Any, ...]:
         self.num_forward += 1
         assert return_lse
+        sinks = options.pop("learnable_sink", None)
         scores, _, values = self._scores(q, k, v, **options)
         lse = scores.logsumexp(-1)
+        if sinks is not None:
+            lse = torch.logaddexp(lse, sinks.float()[:, None])
         out = (scores - lse[..., None]).exp() @ values
         return torch.empty(q.shape, dtype=q.dtype).copy_(out.transpose(-3, -2)), lse, None, None, None
 
@@ -46,6 +49,7 @@ class StandIn:
     ) -> tuple[torch.Tensor, ...]:
         is_off = all((options.get(name) is not None) == given for name, given in self._off_if.items())
         off_by = self.off_by if is_off else 1.0
+        sinks = options.pop("learnable_sink", None)
         assert (lse.dtype, out.dtype, dout.dtype) == (torch.float32, q.dtype, q.dtype)
         scores, keys, values = self._scores(q, k, v, **options)
         queries, out, dout = (tensor.float().transpose(-3, -2) for tensor in (q, out, dout))
@@ -59,6 +63,9 @@ class StandIn:
         ):
             shared = grad.unflatten(-3, (like.shape[-2], -1)).sum(-3)  # by the query heads of a group
             found.append(torch.empty_like(like).copy_(shared.transpose(-3, -2)))
+        if sinks is not None:
+            of_rows = -((sinks.float()[:, None] - lse).exp() * (dout * out).sum(-1)).sum(-1)
+            found.append((of_rows.sum(0) if of_rows.dim() == 2 else of_rows).to(sinks.dtype) * off_by)
         return tuple(found)
 
     @staticmethod
@@ -118,3 +125,13 @@ def install(monkeypatch: pytest.MonkeyPatch, functions: Any) -> None:
         module: Any = importlib.util.module_from_spec(ModuleSpec(name, None, is_package=True))
         monkeypatch.setitem(sys.modules, name, module)
     module._flash_attn_fwd, module._flash_attn_bwd = functions._flash_attn_fwd, functions._flash_attn_bwd
+
+
+def has_kernels() -> bool:
+    """Whether the package and a GPU that it is for are here."""
+    if not torch.cuda.is_available() or torch.cuda.get_device_capability()[0] not in (9, 10):
+        return False
+    try:
+        return importlib.util.find_spec("flash_attn.cute") is not None
+    except ImportError:
+        return False

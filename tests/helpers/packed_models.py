@@ -28,17 +28,29 @@ CONFIGS: dict[str, Any] = {
     ),
 }
 
+_SINKS: dict[str, Any] = SMALL | {"sliding_window": 6, "layer_types": ["sliding_attention", "full_attention"]}
+_EXPERTS: dict[str, Any] = {"num_local_experts": 2, "num_experts_per_tok": 1}
+WITH_SINKS: dict[str, Any] = {
+    "gpt_oss": transformers.GptOssConfig(**_SINKS, **_EXPERTS, head_dim=8),
+    "granite_swa": transformers.GraniteSWAConfig(**_SINKS),
+    "granitemoe_swa": transformers.GraniteMoeSWAConfig(**_SINKS, **_EXPERTS),
+    "flint": transformers.FlintConfig(**_SINKS, head_dim=8),
+}
+
 
 def make_model(name: str, attention: str, dtype: torch.dtype = torch.float32) -> Any:
     """Weights large enough that attention is far from uniform: a leak then shows in the first digit."""
     AttentionInterface.register(BY_OFFSETS, attention_by_offsets)
     torch.manual_seed(0)
-    config = copy.deepcopy(CONFIGS[name])  # each model's own: the choice of attention is in it
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="sdpa")
+    config = copy.deepcopy((CONFIGS | WITH_SINKS)[name])  # each model's own: the choice of attention is in it
+    plain = "eager" if name in WITH_SINKS else "sdpa"
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation=plain)
     with torch.no_grad():
-        for parameter in model.parameters():
+        for parameter_name, parameter in model.named_parameters():
             if parameter.dim() > 1:
                 parameter.mul_(5)
+            if parameter_name.endswith("sinks"):
+                parameter.normal_(mean=1)
     model.set_attn_implementation(attention)
     return model.to(dtype).eval()
 

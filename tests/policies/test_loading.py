@@ -430,6 +430,9 @@ def test_random_weights_of_every_family_are_spread_as_its_own_initialisation_spr
     for name, wanted in reference.named_parameters():
         found = model.get_parameter(name)
         assert found.isfinite().all(), name
+        if wanted.numel() < 8:  # sinks: too few to compare their mean and spread
+            assert 0 < found.std().item() < 5 * reference.config.initializer_range, name
+            continue
         assert found.mean().item() == pytest.approx(wanted.mean().item(), abs=5e-3), name
         assert found.std().item() == pytest.approx(wanted.std().item(), rel=0.15, abs=1e-6), name
 

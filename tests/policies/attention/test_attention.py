@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -27,22 +28,22 @@ from policies.loss.summed_loss import use_summed_loss
 from policies.mixed_precision import Precision
 from tasks.causal_batches import Collator
 from tasks.causal_lm import CausalLM
-from tests.helpers.packed_models import CONFIGS, loss_and_gradients, make_documents, make_model
+from tests.helpers.packed_models import CONFIGS, WITH_SINKS, loss_and_gradients, make_documents, make_model
 from tests.helpers.small_configs import COMMON, GPT2, OPT, SMALL, VOCAB
 from utils.compat import LEAKS_WHEN_PACKED
-from utils.device import facts_of
+from utils.device import DeviceFacts, facts_of
 from utils.errors import ConfigError
 
 TASK = CausalLM()
 
 BF16 = Precision("bf16-true", torch.bfloat16, torch.bfloat16)
 FP32 = Precision("fp32", torch.float32, torch.float32)
+HOST = DeviceFacts("cpu", 2**34, has_bf16=False)
 
 LEAKING: dict[str, Any] = {
     "biogpt": transformers.BioGptConfig(**SMALL),
     "bloom": transformers.BloomConfig(vocab_size=VOCAB, hidden_size=32, n_layer=2, n_head=4),
     "falcon": transformers.FalconConfig(**COMMON, vocab_size=VOCAB),
-    "gpt_oss": transformers.GptOssConfig(**SMALL, head_dim=8, num_local_experts=2, num_experts_per_tok=1),
     "mamba": transformers.MambaConfig(vocab_size=VOCAB, hidden_size=32, num_hidden_layers=2, state_size=8),
     "mpt": transformers.MptConfig(vocab_size=VOCAB, d_model=32, n_layers=2, n_heads=4, max_seq_len=128),
     "opt": transformers.OPTConfig(**OPT, vocab_size=VOCAB, word_embed_proj_dim=32),
@@ -239,15 +240,17 @@ def test_a_cpu_computes_each_document_by_itself_unless_its_layers_are_compiled(
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="the kernels are a GPU's")
-@pytest.mark.parametrize("attention", ["eager", "sdpa", BY_OFFSETS])
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize(
+    ("name", "attention"), [*product(CONFIGS, ["eager", "sdpa", BY_OFFSETS]), ("granite_swa", BY_OFFSETS)]
+)
 def test_on_a_gpu_in_bf16_packed_documents_are_as_near_to_fp32_as_documents_alone(name: str, attention: str) -> None:
     """bf16 rounds differently in every shape, so nothing is equal; what is measured is each way's distance to fp32."""
     documents = make_documents([33, 120, 64, 1, 9, 77, 13, 200])
     rows = [documents[:3], documents[3:6], documents[6:]]
+    plain = "eager" if attention == "eager" or name in WITH_SINKS else "sdpa"
 
     def alone(dtype: torch.dtype) -> torch.Tensor:
-        model = make_model(name, "eager" if attention == "eager" else "sdpa", dtype).cuda()
+        model = make_model(name, plain, dtype).cuda()
         use_summed_loss(model, TASK.backbone(model), 0, TASK.compute_logits)
         total = torch.zeros((), device="cuda")
         for document in documents:
@@ -255,7 +258,7 @@ def test_on_a_gpu_in_bf16_packed_documents_are_as_near_to_fp32_as_documents_alon
         return total
 
     truth, noise = alone(torch.float32), alone(torch.bfloat16)
-    model = make_model(name, "sdpa", torch.bfloat16).cuda()
+    model = make_model(name, plain, torch.bfloat16).cuda()
     if attention == BY_OFFSETS:
         device = facts_of(torch.device("cuda"))
         train = parse_flags(["--model_name", "m", "--pure_bf16"]).train_config
@@ -292,15 +295,15 @@ def test_on_a_gpu_in_bf16_packed_documents_are_as_near_to_fp32_as_documents_alon
 def test_models_that_are_known_to_leak_do_leak_and_are_not_packed(name: str) -> None:
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(LEAKING.get(name, STATEFUL))
-    by_default = keep_documents_apart(parse_flags(["--model_name", "m"]), model.config)
+    by_default = keep_documents_apart(parse_flags(["--model_name", "m"]), model.config, FP32, HOST)
     assert by_default.train_config.batching_strategy == "padding"
     assert by_default.notes[-1].startswith("--batching_strategy is padding: ")
     asked = parse_flags(["--model_name", "m", "--batching_strategy", "packing"])
     if name in LEAKS_WHEN_PACKED:
         with pytest.raises(ConfigError, match="give --batching_strategy padding"):
-            keep_documents_apart(asked, model.config)
+            keep_documents_apart(asked, model.config, FP32, HOST)
     else:
-        assert keep_documents_apart(asked, model.config).train_config.batching_strategy == "packing"
+        assert keep_documents_apart(asked, model.config, FP32, HOST).train_config.batching_strategy == "packing"
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(5 if parameter.dim() > 1 else 1)  # attention far from uniform

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import importlib.util
 import os
 import sys
 from pathlib import Path
@@ -32,8 +31,8 @@ from policies.loss.summed_loss import use_summed_loss
 from policies.mixed_precision import Precision
 from tasks.causal_batches import CausalMicroBatch, Collator
 from tasks.causal_lm import CausalLM
-from tests.helpers.flash_attention_4 import StandIn, agreeing_where_it_works, install
-from tests.helpers.packed_models import CONFIGS, loss_and_gradients, make_documents, make_model
+from tests.helpers.flash_attention_4 import StandIn, agreeing_where_it_works, has_kernels, install
+from tests.helpers.packed_models import CONFIGS, WITH_SINKS, loss_and_gradients, make_documents, make_model
 from tests.helpers.processes import ProcessGroup
 from tests.helpers.small_configs import SMALL
 from utils.device import DeviceFacts
@@ -44,7 +43,7 @@ CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 BF16 = Precision("bf16-true", torch.bfloat16, torch.bfloat16)
 FP32 = Precision("fp32", torch.float32, torch.float32)
 HOST, H200 = DeviceFacts("cpu", 2**34, has_bf16=False), DeviceFacts("cuda", 2**37, has_bf16=True)
-NAMES = ("llama", "mistral", "gemma3")  # the windows of the last two are 6 tokens; one layer of Gemma 3 has none
+NAMES = ("llama", "mistral", "gemma3", "gpt_oss")  # windows are 6 tokens; one layer of the last two has none
 BY_SDPA = "attention: packed documents are told apart by their offsets (variable-length flash attention)"
 SAID = "attention: by flash-attn-4"
 
@@ -154,17 +153,21 @@ def layer() -> Any:
     return module
 
 
+@pytest.mark.parametrize("has_sinks", [False, True])
 @pytest.mark.parametrize(
     ("offsets", "window"), [(None, flash.NO_WINDOW), ([0, 5, 12, 24], 3)], ids=["dense", "packed, in windows"]
 )
 @pytest.mark.usefixtures("kernels")
-def test_its_operators_are_what_torch_asks_of_operators(offsets: list[int] | None, window: int) -> None:
+def test_its_operators_are_what_torch_asks_of_operators(
+    offsets: list[int] | None, window: int, has_sinks: bool
+) -> None:
     """Shapes, strides and dtypes for the compiler, autograd and traces with symbols are those of the real results."""
     tensors = [tensor.transpose(1, 2).detach() for tensor in make_heads()]
-    options: tuple[Any, ...] = (None, None, 0.3, window)
+    sinks = torch.randn(4, requires_grad=True) if has_sinks else None
+    options: tuple[Any, ...] = (None, None, 0.3, window, sinks)
     if offsets is not None:
         tensors = [tensor.flatten(0, 1) for tensor in tensors]
-        options = (torch.tensor(offsets, dtype=torch.int32), 12, 0.3, window)
+        options = (torch.tensor(offsets, dtype=torch.int32), 12, 0.3, window, sinks)
     inputs = [tensor.requires_grad_() for tensor in tensors]
     torch.library.opcheck(flash.attend, (*inputs, *options))
     with torch.no_grad():
@@ -238,6 +241,9 @@ def llama(**options: Any) -> Any:
     [
         (CONFIGS["llama"], "packing", H200, BF16, [BY_SDPA, SAID]),
         (CONFIGS["gemma3"], "packing", H200, BF16, [BY_SDPA, SAID]),
+        (WITH_SINKS["gpt_oss"], "packing", H200, BF16, [BY_SDPA, SAID]),
+        (WITH_SINKS["gpt_oss"], "padding", H200, BF16, [SAID]),
+        (WITH_SINKS["gpt_oss"], "padding", H200, FP32, []),
         (llama(head_dim=128), "packing", H200, BF16, [BY_SDPA, SAID]),
         (llama(), "padding", H200, BF16, [SAID]),
         (llama(attention_dropout=0.1), "padding", H200, BF16, []),
@@ -249,6 +255,9 @@ def llama(**options: Any) -> Any:
     ids=[
         "packed",
         "windows",
+        "sinks",
+        "sinks, padded",
+        "sinks, padded, fp32",
         "heads of 128",
         "padded",
         "padded, dropout",
@@ -312,11 +321,14 @@ def hopper(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(flash.CACHE, raising=False)
 
 
+@pytest.mark.parametrize("name", ["gemma3", "gpt_oss"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.usefixtures("hopper", "kernels")
-def test_kernels_that_compute_what_torch_does_are_found(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernels_that_compute_what_torch_does_are_found(
+    dtype: torch.dtype, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with torch.no_grad():
-        kinds = flash.attention_kinds(CONFIGS["gemma3"], packed=True)
+        kinds = flash.attention_kinds((CONFIGS | WITH_SINKS)[name], packed=True)
         assert flash.find_flash_attention_4(CUDA, Precision("half", dtype, dtype), kinds) == (True, [])
     assert os.environ[flash.CACHE] == "1"
     monkeypatch.delenv(flash.CACHE)
@@ -325,13 +337,14 @@ def test_kernels_that_compute_what_torch_does_are_found(dtype: torch.dtype, monk
 @pytest.mark.parametrize(
     ("name", "packed", "kinds"),
     [
-        ("llama", False, {(4, 2, 8, -1, False)}),
-        ("llama", True, {(4, 2, 8, -1, False), (4, 2, 8, -1, True)}),
-        ("mistral", False, {(4, 2, 8, -1, False), (4, 2, 8, 15, False)}),
+        ("llama", False, {(4, 2, 8, -1, False, False)}),
+        ("llama", True, {(4, 2, 8, -1, False, False), (4, 2, 8, -1, True, False)}),
+        ("mistral", False, {(4, 2, 8, -1, False, False), (4, 2, 8, 15, False, False)}),
+        ("gpt_oss", False, {(4, 2, 8, -1, False, True), (4, 2, 8, 15, False, True)}),
     ],
 )
 def test_each_kind_of_attention_that_a_model_may_call_is_tried(name: str, packed: bool, kinds: Any) -> None:
-    assert flash.attention_kinds(CONFIGS[name], packed=packed) == kinds
+    assert flash.attention_kinds((CONFIGS | WITH_SINKS)[name], packed=packed) == kinds
 
 
 @pytest.mark.usefixtures("hopper", "kernels")
@@ -407,15 +420,6 @@ def test_a_package_that_cannot_be_imported_is_left_with_a_line(monkeypatch: pyte
     monkeypatch.syspath_prepend(tmp_path)
     line = "attention: flash-attn-4 does not work here, so torch's kernels serve (undefined symbol)"
     assert flash.find_flash_attention_4(CUDA, BF16, [KIND]) == (False, [line])
-
-
-def has_kernels() -> bool:
-    if not torch.cuda.is_available() or torch.cuda.get_device_capability()[0] not in (9, 10):
-        return False
-    try:
-        return importlib.util.find_spec("flash_attn.cute") is not None
-    except ImportError:
-        return False
 
 
 @pytest.mark.skipif(not has_kernels(), reason="needs flash-attn-4, and a Hopper or Blackwell GPU")

@@ -1,0 +1,110 @@
+"""Attention on CPUs, which have no kernel for packed rows: each sequence by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+_FORWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+
+
+def attention_of_each_sequence(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    cu_seq_q: torch.Tensor,
+    cu_seq_k: torch.Tensor,
+    max_q: int,
+    max_k: int,
+    *,
+    scale: float | None,
+    window_size: tuple[int, int],
+    **options: Any,
+) -> torch.Tensor:
+    """Causal attention like `varlen_attn`, for CPUs, which have no such kernel.
+
+    Args:
+        query: [tokens, heads, head_dim]; key and value may have fewer heads.
+        cu_seq_q: int32 [sequences + 1], in host memory.
+        window_size: how many tokens before its own a query sees; -1: all.
+
+    Returns:
+        [tokens, heads, head_dim].
+    """
+    outputs = []
+    for queries, keys, values in _sequences((query, key, value), cu_seq_q):
+        mask = _window_mask(queries.shape[2], window_size[0])
+        output = F.scaled_dot_product_attention(
+            queries, keys, values, attn_mask=mask, is_causal=mask is None, scale=scale, enable_gqa=True
+        )
+        outputs.append(output[0].transpose(0, 1))
+    return torch.cat(outputs)
+
+
+def flash_forward(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, cu_seqlens: torch.Tensor, scale: float, window: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The same, and the logarithm of each query's sum: fp32 [heads, tokens]."""
+    key, value = (_for_all_heads(tensor, query) for tensor in (key, value))
+    output, log_sums = torch.empty_like(query), []
+    written = output.split(cu_seqlens.diff().tolist())
+    for heads, place in zip(_sequences((query, key, value), cu_seqlens), written, strict=True):
+        found, sums = _FORWARD(*heads, 0.0, scale=scale, **_mask_options(heads[0], window))
+        place.copy_(found[0].transpose(0, 1))
+        log_sums.append(sums[0])
+    return output, torch.cat(log_sums, 1)
+
+
+def flash_backward(
+    grad: torch.Tensor,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    output: torch.Tensor,
+    log_sums: torch.Tensor,
+    cu_seqlens: torch.Tensor,
+    scale: float,
+    window: int,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The gradients of query, key and value."""
+    all_keys, all_values = (_for_all_heads(tensor, query) for tensor in (key, value))
+    tensors = (grad.contiguous(), query, all_keys, all_values, output, log_sums.T)
+    found = []
+    for *heads, sums in _sequences(tensors, cu_seqlens):
+        options = _mask_options(heads[1], window)
+        found.append(_BACKWARD(*heads, sums, 0.0, options.pop("is_causal"), scale=scale, **options))
+    of_query, of_key, of_value = (torch.cat([part[0] for part in parts], 1) for parts in zip(*found, strict=True))
+    return _as(query, of_query), _as(key, of_key), _as(value, of_value)
+
+
+def _sequences(tensors: tuple[torch.Tensor, ...], cu_seqlens: torch.Tensor) -> Iterator[list[torch.Tensor]]:
+    """Of each sequence the part of tensors [tokens, heads, ...], as [1, heads, tokens, ...]."""
+    lengths = cu_seqlens.diff().tolist()
+    for parts in zip(*(tensor.split(lengths) for tensor in tensors), strict=True):
+        yield [part.transpose(0, 1)[None] for part in parts]
+
+
+def _window_mask(length: int, window: int) -> torch.Tensor | None:
+    """Which keys a query sees, bool [length, length]; None if all before it: the causal kernel is faster."""
+    return torch.ones(length, length, dtype=torch.bool).tril().triu(-window) if 0 <= window < length - 1 else None
+
+
+def _mask_options(query: torch.Tensor, window: int) -> dict[str, Any]:
+    visible = _window_mask(query.shape[2], window)
+    if visible is None:
+        return {"is_causal": True}
+    return {"is_causal": False, "attn_mask": query.new_zeros(visible.shape).masked_fill_(~visible, -torch.inf)}
+
+
+def _for_all_heads(tensor: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
+    """Keys or values for each query head: kernels of some versions of torch take no fewer."""
+    return tensor.repeat_interleave(query.shape[1] // tensor.shape[1], 1)
+
+
+def _as(like: torch.Tensor, grad: torch.Tensor) -> torch.Tensor:
+    """The gradient of a tensor [tokens, heads, head_dim] from one [all heads, tokens, head_dim]."""
+    return torch.empty_like(like).copy_(grad.unflatten(0, (like.shape[1], -1)).sum(1).transpose(0, 1))
