@@ -94,7 +94,12 @@ def main(
     dtype: str = "bf16",
     rounds: int = 7,
 ) -> None:
-    """Args: lengths: tokens of the documents of a row. heads: of queries, and of keys. window: its own token counts, too."""
+    """
+    Args:
+        lengths: tokens of the documents of a row.
+        heads: of queries, and of keys.
+        window: tokens that a query sees, its own one included.
+    """
     for size in (NO_WINDOW, window - 1):
         print(f"\n{sum(lengths)} tokens in {len(lengths)} documents, {'no window' if size == NO_WINDOW else window}")
         compare(lengths, size, heads, head_dim, DTYPES[dtype], rounds)
