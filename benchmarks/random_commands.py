@@ -20,28 +20,23 @@ import json
 import os
 import random
 import re
-import runpy
 import shlex
 import shutil
-import signal
 import sys
 import tempfile
 import time
-import traceback
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, get_args, get_origin
 
 from benchmarks.drawn.methods import KINDS, draw_method, draw_plan, make_models, write_data
-from benchmarks.runs.launch import ROOT, SCRIPT, free_port
+from benchmarks.runs.forked_commands import Ended, run_command, run_forked, wait
 from configs.formats import DATASETS
 from configs.run import SETTINGS
 from configs.setting import Setting
 from configs.values import choices
 
-LIMIT_SECONDS = 120
 # Every run is of these few steps.
 FIXED = ("train_config.model_name", "train_config.output_dir", "train_config.max_train_step")
 OF_PLANS = "planning_config."  # a plan is no run, and neither is a check that the model loads
@@ -159,15 +154,6 @@ NAMED = re.compile(r"--\w|/\w|\brow \d|\w\.(py|json|jsonl|yaml|csv)\b")
 FITS = re.compile(r"^(fits|tight|does not fit): ", re.MULTILINE)
 
 
-@dataclass
-class Ended:
-    """The exit status and the output of each rank; a rank whose time was up has the status -9."""
-
-    statuses: list[int] = field(default_factory=list)
-    outputs: list[str] = field(default_factory=list)
-    seconds: float = 0.0
-
-
 def problem(ended: Ended, run: Path, *, is_dry: bool = False) -> str:
     """What is wrong with how a command ended; empty if it finished, or was refused in one line."""
     printed = "\n".join(ended.outputs)
@@ -194,64 +180,6 @@ def problem(ended: Ended, run: Path, *, is_dry: bool = False) -> str:
     return "it trained without a plan" if trained and not (run / "plan.json").exists() else ""
 
 
-def run_forked(run: Callable[[], Any], output: Path, **variables: str) -> int:
-    """Run a function in a fork of this process, in a session of its own; its pid."""
-    pid = os.fork()
-    if pid:
-        return pid
-    status = 1
-    try:
-        os.setsid()
-        with open(output, "wb") as file:
-            for descriptor in (1, 2):
-                os.dup2(file.fileno(), descriptor)
-        os.environ.update(variables)
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        run()
-        status = 0
-    except SystemExit as error:
-        status = error.code if isinstance(error.code, int) else int(error.code is not None)
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(status)
-
-
-def run_script(flags: Sequence[str], cwd: Path) -> None:
-    os.chdir(cwd)
-    sys.argv, sys.path[0] = [SCRIPT, *flags], str(ROOT)
-    runpy.run_path(SCRIPT, run_name="__main__")
-
-
-def run_command(command: Command, folder: Path) -> Ended:
-    """Run it on its ranks, for at most `LIMIT_SECONDS`."""
-    size, port, started = str(command.world_size), str(free_port()), time.monotonic()
-    shared = {"WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    shared |= {"FINETUNING_GRACE_SCALE": "0.1", "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
-    outputs = [folder / f"output-{rank}" for rank in range(command.world_size)]
-    pids = [
-        run_forked(lambda: run_script(command.flags, folder), output, **shared, RANK=str(rank), LOCAL_RANK=str(rank))
-        for rank, output in enumerate(outputs)
-    ]
-    statuses = [_wait(pid, started + LIMIT_SECONDS) for pid in pids]
-    texts = [output.read_text(errors="replace") for output in outputs]
-    return Ended(statuses, texts, time.monotonic() - started)
-
-
-def _wait(pid: int, deadline: float) -> int:
-    while True:
-        ended, status = os.waitpid(pid, os.WNOHANG)
-        if ended:
-            return os.waitstatus_to_exitcode(status)
-        if time.monotonic() > deadline:
-            os.killpg(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
-            return -signal.SIGKILL
-        time.sleep(0.005)
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--first", type=int, default=0)
@@ -266,13 +194,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         folder = Path(temporary)
         write_data(folder)
         # In a fork: this process must have no threads.
-        _wait(run_forked(lambda: make_models(folder / "models"), folder / "output"), time.monotonic() + 300)
+        wait(run_forked(lambda: make_models(folder / "models"), folder / "output"), time.monotonic() + 300)
         for number in range(given.first, given.first + given.count):
             if time.monotonic() - begun > given.seconds:
                 print(f"no time left before command {number}: go on with --first {number}")
                 break
             line = command(number, folder)
-            ended = run_command(line, folder)
+            ended = run_command(line.flags, line.world_size, folder)
             wrong = problem(ended, folder / "run", is_dry=line.is_dry)
             how = ("planned" if line.is_dry else "finished", "failed in mid-run", "refused")
             ends["wrong" if wrong else how[ended.statuses[0]]] += 1
