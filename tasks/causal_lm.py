@@ -90,8 +90,7 @@ class CausalLM(Task[CausalMicroBatch]):
                 f"--model_name: {model_name} is a {type(model).__name__}, a language model inside a larger one (of "
                 "images, say), and only plain language models are trained; save its language model alone and give that"
             )
-        # In some families the attribute that transformers takes for the decoder is the head (ModernBERT's decoder).
-        if model.get_decoder() in (model, model.get_output_embeddings()):
+        if _find_decoder(model) is None:
             raise ConfigError(
                 f"--model_name: transformers {transformers.__version__} does not say where the decoder of "
                 f"{type(model).__name__} is, and the loss is computed after it; give a model of another family"
@@ -113,7 +112,7 @@ class CausalLM(Task[CausalMicroBatch]):
 
     def backbone(self, model: PreTrainedModel) -> list[nn.Module]:
         """The decoder: the head computes logits from its output alone."""
-        return [model.get_decoder()]
+        return [_find_decoder(model) or model]
 
     def compute_logits(self, model: PreTrainedModel, hidden: torch.Tensor) -> torch.Tensor:
         # The decoder returns `hidden` whatever it is given. As embeddings it also tells the number of tokens, which
@@ -209,3 +208,16 @@ class CausalLM(Task[CausalMicroBatch]):
     ) -> CausalMicroBatch:
         (width,) = widths
         return causal_meta_batch(rows, width, label_share, packed=packed, by_offsets=by_offsets)
+
+
+def _find_decoder(model: PreTrainedModel) -> nn.Module | None:
+    """The decoder, whose output the head turns into logits; None if it is not found.
+
+    transformers looks for attributes of certain names. In some families it ends at the model itself (Llama 4) or at a
+    part of the head (ModernBERT's decoder). The decoder is the one model inside then.
+    """
+    found: nn.Module = model.get_decoder()
+    if found not in (model, model.get_output_embeddings()):
+        return found
+    inside = [child for child in model.children() if isinstance(child, PreTrainedModel)]
+    return inside[0] if len(inside) == 1 else None

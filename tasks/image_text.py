@@ -122,7 +122,8 @@ class ImageText(Task[ImageTextMicroBatch]):
         Raises:
             ConfigError: if they were not found.
         """
-        if model.get_output_embeddings() is None or self.backbone(model)[-1] is head(model):
+        # Llama 4 and Mllama, whose language models do not say it themselves, have not been tried with images.
+        if model.get_output_embeddings() is None or head(model).get_decoder() is head(model):
             raise ConfigError(
                 f"--model_name: transformers {transformers.__version__} does not say where the language model of "
                 f"{type(model).__name__} ends, and the loss is computed after it; give a model of another family"

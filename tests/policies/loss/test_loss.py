@@ -187,10 +187,13 @@ def test_a_routers_own_loss_is_said_to_be_left_out(asked: bool) -> None:
 
 
 @pytest.mark.parametrize("config", [transformers.Llama4TextConfig, transformers.ModernBertDecoderConfig])
-def test_a_model_whose_decoder_is_not_found_is_refused(config: Any) -> None:
+def test_the_decoder_is_found_where_transformers_names_the_model_or_its_head(config: Any) -> None:
     """transformers takes Llama 4 for its own decoder, and the head of ModernBERT's decoder for the decoder."""
     with torch.device("meta"):
         model = transformers.AutoModelForCausalLM.from_config(config(**SMALL | {"pad_token_id": 0}))
+    TASK.check_model(model, "m")
+    assert TASK.backbone(model) == [model.model]
+    del model.model
     with pytest.raises(ConfigError, match="does not say where the decoder"):
         TASK.check_model(model, "m")
 
