@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from benchmarks.families.random_weights import set_weights
 from benchmarks.families.tiny_configs import VOCAB
 from configs.flags import parse_flags
 from data.batches.padding import PaddedWidth
@@ -61,13 +62,11 @@ class Cell:
 
 
 def make_model(auto_model: Any, config: Any, **options: Any) -> Any:
-    """Random weights, large enough that attention is far from uniform: who sees whom then changes the loss."""
-    with torch.random.fork_rng(devices=[]), torch.no_grad():
+    """The model in fp32, with random weights."""
+    with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = auto_model.from_config(copy.deepcopy(config), dtype=torch.float32, **options)
-        for parameter in model.parameters():
-            if parameter.dim() > 1:
-                parameter.mul_(3)
+    set_weights(model)
     return model.eval()
 
 

@@ -8,6 +8,8 @@ from typing import Any
 
 from transformers import CONFIG_MAPPING
 
+from benchmarks.families.published import read_published
+
 VOCAB = 97
 _DROPOUTS = ("dropout", "dropout_prob", "dropout_rate", "pdrop", "layerdrop")
 _WIDTH = ("hidden_size", "d_model", "n_embd", "emb_dim", "embedding_size", "dim", "dim_model", "model_dim")
@@ -34,12 +36,8 @@ _SIZES: dict[str, Any] = (
     | dict.fromkeys(("n_group", "topk_group", "n_shared_experts"), 1)
     | {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0, "decoder_start_token_id": 0}
 )
-_MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 8}
 _OF_FAMILIES: dict[str, dict[str, Any]] = {
-    "bamba": _MAMBA,
-    "granitemoehybrid": _MAMBA,
-    "mamba2": {"num_heads": 8, "state_size": 8, "n_groups": 1},
-    "gpt_neo": {"attention_types": [[["global", "local"], 1]], "window_size": 6},
+    "bamba": {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 8},
     "codegen": {"rotary_dim": 8},
     "gptj": {"rotary_dim": 8},
     "t5": {"decoder_start_token_id": 0},
@@ -47,10 +45,8 @@ _OF_FAMILIES: dict[str, dict[str, Any]] = {
     "zaya": {"num_experts_per_tok": 1},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"], "num_dense_layers": 1},
     "gemma3n_text": {"num_kv_shared_layers": 0, "layer_types": ["sliding_attention", "full_attention"]},
-    "gemma4_text": {"num_kv_shared_layers": 0},
     "dots3_note_text": {"num_key_value_heads": 4},
-    "zamba": {"layer_types": ["mamba", "hybrid"]},
-    "zamba2": {"layer_types": ["mamba", "hybrid"]},
+    "zamba": {"layers_block_type": ["mamba", "hybrid", "mamba", "hybrid"], "num_hidden_layers": 4},
     # Encoders that are decoders if they are told so.
     **{
         name: {"is_decoder": True}
@@ -67,9 +63,13 @@ _OF_FAMILIES: dict[str, dict[str, Any]] = {
 def tiny_config(family: str) -> Any:
     """The config of a model with a layer of each kind that the family has, or two layers.
 
+    Families of published.yaml have the structure of a published model instead.
+
     Raises:
         Exception: whatever the config's class raises for such sizes.
     """
+    if published := read_published().get(family):
+        return published.tiny_config(VOCAB)
     return _with_each_kind_of_layer(CONFIG_MAPPING[family], _OF_FAMILIES.get(family, {}))
 
 

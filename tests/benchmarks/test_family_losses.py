@@ -18,7 +18,6 @@ from benchmarks.family_losses import FamilyRow, measure_family, measure_missing,
     ("kind", "family", "packed"),
     [
         ("causal", "gemma3_text", "measured"),  # sliding windows and full attention
-        ("causal", "qwen3_moe", "measured"),
         ("causal", "phimoe", "measured"),  # its window is in the mask alone
         ("causal", "opt", "refused"),  # takes no note of position ids
         ("causal", "roberta", "refused"),  # its positions begin after the padding id

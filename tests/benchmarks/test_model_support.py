@@ -1,0 +1,70 @@
+"""benchmarks.model_support with one family of each kind, and what it must see."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from benchmarks.families.published import read_published
+from benchmarks.families.support_cells import COLUMNS, SupportCell
+from benchmarks.model_support import main, measure_missing, print_table, read_cells
+from tests.helpers.processes import ProcessGroup
+
+KINDS = {
+    "olmo3": "dense",  # windows, and full attention with YaRN
+    "qwen3_moe": "mixture",
+    "glm4_moe": "mixture with shared experts and biases in the router",
+    "gpt_oss": "sinks",
+    "qwen3_next": "delta net",
+    "nemotron_h": "Mamba hybrid",
+}
+MEASURED = ("padded", "LoRA", "saved")
+
+
+@pytest.mark.parametrize("family", KINDS)
+def test_a_family_of_each_kind_trains_as_transformers_computes_it(
+    family: str, process_group: ProcessGroup, tmp_path: Path
+) -> None:
+    """The cells are wrong, too, if a model's own parts are lost on the way through files or adapters."""
+    results = tmp_path / "support.jsonl"
+    flags = ["--results", str(results), "--families", family, "--columns", *MEASURED, "packed"]
+    (outcome,) = process_group.run(partial(main, flags), 1)
+    assert outcome.status == 0, outcome.stdout + outcome.stderr
+    cells = read_cells(results)
+    assert all(cells[family, column].apart is not None for column in MEASURED)
+    packed = cells[family, "packed"]
+    assert packed.apart is not None or packed.refused.startswith("--batching_strategy: ")
+
+
+def test_published_structures_are_kept() -> None:
+    """What is shrunk are sizes and lists of layers; a switch, a multiplier or a method of the published file stays."""
+    for family in read_published().values():
+        for name, value in family.shrunk.items():
+            published = family.published.get(name)
+            assert not isinstance(value, bool), (family.name, name)
+            if not isinstance(value, list | dict | str) and published is not None:
+                assert isinstance(published, int), (family.name, name)
+                assert value <= published, (family.name, name)
+
+
+def test_a_call_measures_only_what_the_file_lacks_and_a_wrong_cell_is_shown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    family = read_published()["phi3"]
+    refused = SupportCell(refused="--batching_strategy: no")
+    cells = {(family.name, column): refused for column in COLUMNS}
+    cells[family.name, "padded"] = SupportCell(apart=2e-5)
+    cells[family.name, "LoRA"] = SupportCell(apart=1e-7, said="experts too")
+    results = tmp_path / "support.jsonl"
+    rows = [{"family": name, "column": column} | asdict(cell) for (name, column), cell in cells.items()]
+    results.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    measure_missing(results, [family], list(COLUMNS))
+    assert read_cells(results) == cells
+    print_table(cells, [family])
+    printed = capsys.readouterr().out
+    assert "| **2.0e-05** | refused (1) | refused (1) | 1.0e-07, experts too | refused (1) |" in printed
+    assert printed.endswith("1. `--batching_strategy: no`\n")
