@@ -33,7 +33,7 @@ from policies.loss.summed_loss import summed_cross_entropy
 from policies.mixed_precision import DTYPES, Precision
 from policies.optimizers.compiled_adamw import ROW, CompiledAdamW
 from policies.quantization.nf4_unpacking import unpack_nf4
-from policies.quantization.quantized_linear import BLOCK
+from policies.quantization.packing import BLOCK
 from utils.compat import GROUPED_HEADS
 from utils.optional_packages import import_bitsandbytes
 

@@ -23,9 +23,9 @@ from policies.loss.summed_loss import CrossEntropy, summed_cross_entropy, use_su
 from policies.mixed_precision import Precision
 from policies.model_task import ModelTask
 from policies.parts import has_vision, qformer_part
-from policies.quantization.choice import quantize_linears
+from policies.quantization.choice import quantize_weights
 from policies.quantization.float8 import Float8, compute_in_float8, store_in_float8
-from policies.quantization.quantized_linear import Quantization
+from policies.quantization.packing import Quantization
 from policies.sharding import Layout, replicate, shard
 from policies.weights.materialise import Weights, materialise
 from policies.wrapping import find_layers, find_outer_norms, find_units
@@ -99,7 +99,7 @@ def adapt_model(
     notes: tuple[str, ...] = ()
     # Quantized first: peft then wraps the packed layers, and the adapters themselves stay unquantized.
     if policies.quantization is not None:
-        notes = (quantize_linears(base, policies.quantization),)
+        notes = (quantize_weights(base, policies.quantization),)
     elif policies.float8 is not None and train.use_peft:
         notes = (store_in_float8(base, policies.float8),)
     if train.use_peft:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from planning.memory.held_bytes import Scheme
+from planning.memory.sharded_bytes import largest_read
 from planning.memory.step_memory import Bytes
 from planning.model.planned_model import PlannedModel
 from policies.optimizers.build import state_bytes
@@ -36,8 +37,7 @@ def host_load_bytes(planned: PlannedModel) -> int:
 
     With --fsdp_cpu_offload this rank's part of all stays.
     """
-    largest = max((parameter.nbytes for parameter in planned.adapted.model.parameters()), default=0)
-    return PROCESS_BYTES + 2 * largest + _offloaded(planned)
+    return PROCESS_BYTES + 2 * largest_read(planned.adapted.model) + _offloaded(planned)
 
 
 def worker_bytes(planned: PlannedModel) -> int:

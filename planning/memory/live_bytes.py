@@ -15,6 +15,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from policies.quantization.quantized_experts import EXPERTS_PRODUCT, unpacked_bytes
+
 
 @dataclass
 class Window:
@@ -68,6 +70,8 @@ class LiveBytes(TorchDispatchMode):
         for leaf in tree_leaves(outputs):
             if isinstance(leaf, torch.Tensor):
                 self._count(leaf)
+        if function is EXPERTS_PRODUCT:  # it gives up the weights that it unpacks before it returns
+            self._note_peak(unpacked_bytes(*args))
         return outputs
 
     def _count(self, tensor: torch.Tensor) -> None:
@@ -85,5 +89,9 @@ class LiveBytes(TorchDispatchMode):
         # torch keeps one Python object for a storage as long as the storage lives, so the callback tells its end.
         self._sizes[key] = (size, weakref.ref(storage, freed))
         self.live += size
-        self.window.peak = max(self.window.peak, self.live)
-        self.window.peak_with_grads = max(self.window.peak_with_grads, self.live + self._grads)
+        self._note_peak()
+
+    def _note_peak(self, more: int = 0) -> None:
+        """The bytes alive may be the most so far, with `more` that are there for a moment."""
+        self.window.peak = max(self.window.peak, self.live + more)
+        self.window.peak_with_grads = max(self.window.peak_with_grads, self.live + more + self._grads)

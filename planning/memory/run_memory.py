@@ -31,7 +31,7 @@ from planning.memory.memory_plan import ROUNDED_UP, MemoryPlan
 from planning.memory.meta_pass import pass_on_meta
 from planning.memory.optimizer_bytes import optimizer_bytes
 from planning.memory.row_lengths import RowLengths
-from planning.memory.sharded_bytes import add_statistics, local_parts
+from planning.memory.sharded_bytes import add_statistics, largest_read, local_parts
 from planning.memory.step_memory import Bytes, StepMemory
 from planning.model.float8_weights import float8_weights
 from planning.model.planned_model import PlannedModel, with_checkpointing
@@ -199,8 +199,7 @@ def _tensors(batch: MicroBatch) -> Iterator[torch.Tensor]:
 
 def _loading(model: nn.Module, params: int) -> Bytes:
     """While weights are read: this rank's part of all, and the largest one whole (policies/weights/materialise.py)."""
-    largest = max((parameter.nbytes for parameter in model.parameters()), default=0)
-    return Bytes(params=params, temporaries=largest)
+    return Bytes(params=params, temporaries=largest_read(model))
 
 
 def _notes(planned: PlannedModel) -> tuple[str, ...]:

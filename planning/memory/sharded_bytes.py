@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from policies.quantization.quantized_linear import BLOCK, NESTED_BLOCK, QuantizedLinear
+from utils.parameters import packed_weights
 
 
 @dataclass(frozen=True)
@@ -83,25 +83,17 @@ def local_parts(model: nn.Module, num_shards: int) -> Iterator[torch.Tensor]:
 
 
 def add_statistics(model: nn.Module) -> None:
-    """Give packed layers the buffers that they have once they are filled, on the meta device: every rank has them."""
+    """Give packed weights the buffers that they have once they are filled, on the meta device: every rank has them."""
     for module in model.modules():
-        if isinstance(module, QuantizedLinear):
-            for name, (count, dtype) in _statistics(module).items():
-                buffer = torch.empty(count, dtype=dtype, device="meta")
-                module.register_buffer(name, buffer, persistent=False)
+        for packed in packed_weights(module).values():
+            for name, (shape, dtype) in packed.statistics_shapes().items():
+                packed.register_buffer(name, torch.empty(shape, dtype=dtype, device="meta"), persistent=False)
 
 
-def _statistics(module: QuantizedLinear) -> dict[str, tuple[int, torch.dtype]]:
-    """The number of elements and the dtype of each."""
-    if module.quantization.bits == 8:
-        return {"scale": (module.out_features, torch.float32)}
-    num_blocks = -(-module.num_weights // BLOCK)
-    if not module.quantization.use_double_quant:
-        return {"absmax": (num_blocks, torch.float32), "code": (16, torch.float32)}
-    return {
-        "absmax": (num_blocks, torch.uint8),
-        "code": (16, torch.float32),
-        "offset": (1, torch.float32),
-        "nested_absmax": (-(-num_blocks // NESTED_BLOCK), torch.float32),
-        "nested_code": (256, torch.float32),
-    }
+def largest_read(model: nn.Module) -> int:
+    """The bytes of the largest parameter while it is read: whole, and in full precision before it is packed."""
+    sizes = [parameter.nbytes for parameter in model.parameters()]
+    for module in model.modules():
+        for packed in packed_weights(module).values():
+            sizes.append(packed.num_weights * packed.quantization.compute_dtype.itemsize)
+    return max(sizes, default=0)

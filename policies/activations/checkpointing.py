@@ -28,6 +28,7 @@ from configs.run import RunConfig
 from configs.training import TrainConfig
 from policies.adapters.lora_layers import LORA_PRODUCTS
 from policies.quantization.float8_linear import FLOAT8_PRODUCTS
+from policies.quantization.quantized_experts import EXPERTS_PRODUCT
 from policies.quantization.quantized_linear import QUANTIZED_PRODUCTS
 from policies.wrapping import find_layers
 from utils.errors import ConfigError
@@ -38,6 +39,7 @@ MATRIX_PRODUCTS = (
     torch.ops.aten.addmm.default,
     torch.ops.aten._scaled_mm.default,
     *QUANTIZED_PRODUCTS,
+    EXPERTS_PRODUCT,
     *FLOAT8_PRODUCTS,
     *LORA_PRODUCTS,
 )

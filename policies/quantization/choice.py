@@ -1,8 +1,8 @@
-"""Which linear layers are quantized, how, and a check that sharding does not change their bytes."""
+"""Which linear layers and experts are quantized, how, and a check that sharding does not change their bytes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TypeGuard
@@ -15,15 +15,19 @@ from torch.nn import functional
 from transformers import PreTrainedModel
 
 from configs.quantization import QuantizationConfig
+from policies.experts.finding import find_experts
 from policies.mixed_precision import DTYPES, Precision
 from policies.parts import has_vision, language_part
-from policies.quantization.quantized_linear import BLOCK, Quantization, QuantizedLinear
+from policies.quantization.packing import BLOCK, PackedWeight, Quantization
+from policies.quantization.quantized_experts import pack_experts
+from policies.quantization.quantized_linear import QuantizedLinear
 from policies.sharding import Layout
 from policies.state_space import passed_to_kernels
 from ranks.collectives import gather_to_all
 from utils.compat import SHARDS_INTEGERS
 from utils.errors import ConfigError, in_one_line
 from utils.optional_packages import import_bitsandbytes
+from utils.parameters import count_weights, packed_weights
 
 NUM_COMPARED = 16  # packed weights, as many as a large layer has
 
@@ -107,8 +111,8 @@ def _unpacks_on(device: torch.device, quantization: Quantization) -> bool:
         return False
 
 
-def quantize_linears(model: PreTrainedModel, quantization: Quantization) -> str:
-    """Replace every linear layer but the output head by a QuantizedLinear.
+def quantize_weights(model: PreTrainedModel, quantization: Quantization) -> str:
+    """Pack the weights of every linear layer but the output head, and of a mixture's experts.
 
     In a model of image and text this covers the language model alone.
 
@@ -116,51 +120,77 @@ def quantize_linears(model: PreTrainedModel, quantization: Quantization) -> str:
     dtype, and packed weights are bytes.
 
     Args:
-        model: on the meta device.
+        model: on the meta device, its experts computed by products (`policies.experts.forward`).
 
     Returns:
         A line to print.
 
     Raises:
-        ConfigError: if there is no linear layer.
+        ConfigError: if there is neither a linear layer nor a mixture's experts.
     """
-    linears, left_out = linears_of_layers(model)
-    if not linears:
+    experts = _experts_of_layers(model)
+    linears, left_out = linears_of_layers(model, without=experts)
+    if not linears and not experts:
         raise ConfigError(
             f"--quantization: {type(model).__name__} has no torch.nn.Linear layers to quantize; leave it out"
         )
-    num_weights = sum(parameter.numel() for parameter in model.parameters())
     for name, module in linears:
         model.set_submodule(name, QuantizedLinear(module, quantization))
-    quantized = sum(module.weight.numel() for _, module in linears)
+    for of_layer in experts:
+        pack_experts(of_layer, quantization)
+    counted = list(count_weights(model))
+    quantized = sum(weights.num_weights for weights in counted if weights.stored_as == quantization.name)
     return (
-        f"quantization: {quantization.name}, {quantized / 1e6:,.1f} of {num_weights / 1e6:,.1f} million weights: all "
-        f"linear layers{' of the language model' if has_vision(model) else ''} but {left_out}"
+        f"quantization: {quantization.name}, {quantized / 1e6:,.1f} of "
+        f"{sum(weights.num_weights for weights in counted) / 1e6:,.1f} million weights: all linear layers"
+        f"{' and experts' if experts else ''}{' of the language model' if has_vision(model) else ''} but {left_out}"
     )
 
 
-def linears_of_layers(model: PreTrainedModel) -> tuple[list[tuple[str, nn.Linear]], str]:
+def linears_of_layers(
+    model: PreTrainedModel, *, without: Sequence[nn.Module] = ()
+) -> tuple[list[tuple[str, nn.Linear]], str]:
     """The linear layers that may be stored or computed in fewer bits, by name, and a list of the rest in words.
 
-    The output head, layers that transformers keeps in fp32 (`quantize_linears` says why), and layers whose weights a
+    The output head, layers that transformers keeps in fp32 (`quantize_weights` says why), and layers whose weights a
     Mamba layer passes to its kernel are left out. In a model of image and text only the language model counts. Experts
     that share one tensor are no linear layers, and often nearly all of the model.
+
+    Args:
+        without: modules of experts that the list need not name.
     """
-    head, parts = model.get_output_embeddings(), language_part(model) if has_vision(model) else [model]
-    kept = {name for part in parts for name in getattr(part, "_keep_in_fp32_modules", None) or ()}
+    head, parts = model.get_output_embeddings(), _parts(model)
     inside, uncalled = {id(module) for part in parts for module in part.modules()}, passed_to_kernels(model)
-    linears = [
+    kept = _kept_in_fp32(parts)
+    found = [
         (name, module)
         for name, module in model.named_modules()
         if _is_linear(module) and module is not head and id(module) in inside
-        if kept.isdisjoint(name.split(".")) and name not in uncalled
     ]
+    linears = [(n, m) for n, m in found if kept.isdisjoint(n.split(".")) and n not in uncalled]
+    kept = kept.intersection(part for name, _ in found for part in name.split("."))  # else norms, too
     others = ["the output head", *sorted(kept | {name.rpartition(".")[2] for name in uncalled})]
-    if experts := [parameter for part in parts for parameter in _experts(part)]:
+    if experts := [parameter for part in parts for parameter in _experts(part, without)]:
         count = sum(parameter.numel() for parameter in experts)
         dtype = next(name for name, dtype in DTYPES.items() if dtype == experts[0].dtype)
         others.append(f"experts that are one tensor ({count / 1e6:,.1f} million weights in {dtype})")
     return linears, " and ".join(others)
+
+
+def _experts_of_layers(model: PreTrainedModel) -> list[nn.Module]:
+    """The modules of experts whose products others may compute. Those of other families stay as they are."""
+    parts = _parts(model)
+    inside, kept = {id(module) for part in parts for module in part.modules()}, _kept_in_fp32(parts)
+    found = find_experts(model)
+    return [m for name, m in found.items() if id(m) in inside and kept.isdisjoint(name.split("."))]
+
+
+def _parts(model: PreTrainedModel) -> Sequence[nn.Module]:
+    return language_part(model) if has_vision(model) else [model]
+
+
+def _kept_in_fp32(parts: Sequence[nn.Module]) -> set[str]:
+    return {name for part in parts for name in getattr(part, "_keep_in_fp32_modules", None) or ()}
 
 
 def _is_linear(module: nn.Module) -> TypeGuard[nn.Linear]:
@@ -185,10 +215,10 @@ def _is_linear(module: nn.Module) -> TypeGuard[nn.Linear]:
     return isinstance(output, torch.Tensor) and output.shape == product.shape and torch.allclose(output, product)
 
 
-def _experts(model: nn.Module) -> Iterator[nn.Parameter]:
+def _experts(model: nn.Module, without: Sequence[nn.Module]) -> Iterator[nn.Parameter]:
     """The weights [experts, ...] of mixtures; of torch's own modules, convolutions have such a shape, too."""
     for module in model.modules():
-        if not type(module).__module__.startswith("torch.nn."):
+        if not type(module).__module__.startswith("torch.nn.") and module not in without:
             yield from (parameter for parameter in module.parameters(recurse=False) if parameter.dim() == 3)
 
 
@@ -206,23 +236,25 @@ def gathering_changes_nothing(model: nn.Module) -> Iterator[None]:
         ConfigError: on every rank, if a byte differs.
     """
     units = [unit for unit in reversed(list(model.modules())) if isinstance(unit, FSDPModule)]  # inner before outer
-    of_units = ((unit, [m for m in unit.modules() if isinstance(m, QuantizedLinear)]) for unit in units)
-    unit, linears = next(((unit, linears[:NUM_COMPARED]) for unit, linears in of_units if linears), (None, []))
+    of_units = ((unit, list(_packed_in(unit))[:NUM_COMPARED]) for unit in units)
+    unit, weights = next(((unit, weights) for unit, weights in of_units if weights), (None, []))
     if unit is None:
         yield
         return
     # As bytes in host memory: comparing numbers would take NaNs for different.
-    quantized: dict[QuantizedLinear, torch.Tensor] = {}
-    for linear in linears:
-        linear.on_quantized = lambda packed, linear=linear: quantized.update({linear: packed.view(torch.uint8).cpu()})
+    quantized: dict[int, torch.Tensor] = {}
+    for place, (_, _, packing) in enumerate(weights):
+        packing.on_quantized = lambda packed, place=place: quantized.update({place: packed.view(torch.uint8).cpu()})
     yield
-    for linear in linears:
-        linear.on_quantized = None
     unit.unshard()
-    different = sum((linear.weight.view(torch.uint8).cpu() != quantized[linear]).sum().item() for linear in linears)
+    different = 0
+    for place, (module, name, packing) in enumerate(weights):
+        packing.on_quantized = None
+        different += int((getattr(module, name).view(torch.uint8).cpu() != quantized[place]).sum())
+    module, name, _ = weights[0]
+    storage = getattr(module, name).dtype
     unit.reshard()
     num_bytes = sum(packed.numel() for packed in quantized.values())
-    storage = linears[0].weight.dtype
     # All ranks raise together: one that went on alone would wait for the others in its first collective.
     worst = max(gather_to_all(different))
     if worst:
@@ -231,3 +263,10 @@ def gathering_changes_nothing(model: nn.Module) -> Iterator[None]:
             f"(torch {torch.__version__}, stored as {storage}); give another --quant_storage, torch 2.12 or later with "
             "uint8, or --sharding_strategy NO_SHARD"
         )
+
+
+def _packed_in(unit: nn.Module) -> Iterator[tuple[nn.Module, str, PackedWeight]]:
+    """The packed parameters of a unit: their modules, their names there, and what packs them."""
+    for module in unit.modules():
+        for name, packing in packed_weights(module).items():
+            yield module, name, packing

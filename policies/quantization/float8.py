@@ -24,7 +24,7 @@ from data.batches.padding import PaddedWidth
 from policies.mixed_precision import Precision
 from policies.quantization.choice import linears_of_layers, storage_dtype
 from policies.quantization.float8_linear import ROWWISE, TENSORWISE, FrozenFloat8Linear
-from policies.quantization.quantized_linear import Quantization
+from policies.quantization.packing import Quantization
 from policies.sharding import Layout
 from utils.device import DeviceFacts
 from utils.errors import ConfigError, in_one_line

@@ -4,47 +4,21 @@ bitsandbytes' own modules keep the statistics of a packed weight (absmax and the
 replaces parameters by plain ones, so every forward would have to put them together again. Here the packed weight is a
 plain parameter from the start, and its statistics are buffers of the module, whole on every rank. So the same forward
 serves every layout and compiles without graph breaks.
-
-| bits | storage of the weights                                              | bits per weight for their scales    |
-|------|----------------------------------------------------------------------|-------------------------------------|
-| 4    | nf4 or fp4, in blocks of 64 (QLoRA, https://arxiv.org/abs/2305.14314) | 0.5; 0.127 with double quantization |
-| 8    | int8, by rows (LLM.int8(), https://arxiv.org/abs/2208.07339)          | 32 per row                          |
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
 from torch.utils.flop_counter import register_flop_formula
 
-from policies.quantization.nf4_unpacking import unpack_nf4
+from policies.quantization.packing import BLOCK, Quantization, pack, statistics_of, unpack_4bit, unpack_8bit
 from utils.errors import ConfigError
 
-BLOCK = 64  # weights per absmax
-NESTED_BLOCK = 256  # absmax values per nested absmax, with double quantization; the kernels support no other number
 PACKED_ROWS = 1536  # up to so many rows bitsandbytes 0.50 may multiply by packed weights as they are, and faster
-INT8_MAX = 127
-
-
-@dataclass(frozen=True)
-class Quantization:
-    """How a run's quantized weights are stored and computed."""
-
-    bits: int
-    quant_type: str  # "nf4", "fp4" or "int8"
-    use_double_quant: bool
-    compute_dtype: torch.dtype
-    storage_dtype: torch.dtype  # of the tensors that hold the packed bytes; nothing is computed in it
-    own_unpacking: bool = False  # nf4 weights are unpacked by nf4_unpacking.py, not by bitsandbytes
-
-    @property
-    def name(self) -> str:
-        return self.quant_type + (" with double quantization" if self.use_double_quant else "")
 
 
 class QuantizedLinear(nn.Linear):
@@ -119,24 +93,15 @@ class QuantizedLinear(nn.Linear):
 
     def _pack(self, whole: torch.Tensor) -> torch.Tensor:
         """The packed bytes; registers the statistics as buffers."""
-        from bitsandbytes import functional
-
-        settings = self.quantization
-        if settings.bits == 8:
-            # bitsandbytes' kernel takes fp16 alone.
-            packed, scale, _ = functional.int8_vectorwise_quant(whole.to(torch.float16))
-            self.register_buffer("scale", scale, persistent=False)
-            return packed
-        packed, state = functional.quantize_4bit(
-            whole, blocksize=BLOCK, compress_statistics=settings.use_double_quant, quant_type=settings.quant_type
-        )
-        self.register_buffer("absmax", state.absmax, persistent=False)
-        self.register_buffer("code", state.code, persistent=False)
-        if settings.use_double_quant:
-            self.register_buffer("offset", state.offset, persistent=False)
-            self.register_buffer("nested_absmax", state.state2.absmax, persistent=False)
-            self.register_buffer("nested_code", state.state2.code, persistent=False)
+        packed, statistics = pack(whole, self.quantization)
+        for name, values in statistics.items():
+            self.register_buffer(name, values, persistent=False)
         return packed
+
+    def statistics_shapes(self) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+        """The shape and dtype of each statistic."""
+        sizes = statistics_of(self.num_weights, self.out_features, self.quantization)
+        return {name: ((size,), dtype) for name, (size, dtype) in sizes.items()}
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         """[..., in_features] -> [..., out_features] in the inputs' dtype, computed in the compute dtype."""
@@ -161,10 +126,10 @@ class QuantizedLinear(nn.Linear):
         if self.weight.is_meta:
             return torch.empty(self.plain_shape, dtype=self.quantization.compute_dtype, device="meta")
         if self.quantization.bits == 8:
-            return _dequantize_8bit(self._int8(), self.scale, self.quantization.compute_dtype)
+            return unpack_8bit(self._int8(), self.scale, self.quantization.compute_dtype)
         settings = self.quantization
         kernel = (settings.quant_type, settings.own_unpacking)
-        return _dequantize_4bit(self._bytes(), self._statistics(), self.plain_shape, *kernel, settings.compute_dtype)
+        return unpack_4bit(self._bytes(), self._statistics(), self.plain_shape, *kernel, settings.compute_dtype)
 
     @property
     def W_q(self) -> torch.Tensor:
@@ -208,10 +173,10 @@ def linear_4bit(
             nested_code.
         own_unpacking: more rows than PACKED_ROWS are multiplied by the weight as our own kernel unpacks it.
     """
-    # Rows that end inside a block: bitsandbytes 0.50 takes wrong scales for them on a CPU (`_dequantize_4bit`).
+    # Rows that end inside a block: bitsandbytes 0.50 takes wrong scales for them on a CPU (`unpack_4bit`).
     is_cut = inputs.device.type == "cpu" and shape[-1] % BLOCK
     if is_cut or (own_unpacking and inputs.numel() > PACKED_ROWS * inputs.shape[-1]):
-        weight = _dequantize_4bit(packed, statistics, shape, quant_type, own_unpacking, inputs.dtype)
+        weight = unpack_4bit(packed, statistics, shape, quant_type, own_unpacking, inputs.dtype)
         return nn.functional.linear(inputs, weight)
     absmax, _, *nested = statistics
     gemm = torch.ops.bitsandbytes.gemm_4bit.default
@@ -242,38 +207,11 @@ def _keep_packed_4bit(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -
 def _backward_4bit(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
     packed, *statistics = ctx.saved_tensors
     shape, quant_type, own_unpacking = ctx.of_weight
-    weight = _dequantize_4bit(packed, statistics, shape, quant_type, own_unpacking, grad.dtype)
+    weight = unpack_4bit(packed, statistics, shape, quant_type, own_unpacking, grad.dtype)
     return grad @ weight, None, [None] * len(statistics), None, None, None
 
 
 linear_4bit.register_autograd(_backward_4bit, setup_context=_keep_packed_4bit)
-
-
-def _dequantize_4bit(
-    packed: torch.Tensor,
-    statistics: Sequence[torch.Tensor],
-    shape: Sequence[int],
-    quant_type: str,
-    own_unpacking: bool,
-    dtype: torch.dtype,
-) -> torch.Tensor:
-    """[out, in], computed as in bitsandbytes' own backward, and by either kernel to the same bits."""
-    if packed.is_meta:  # a plan has shapes alone, and so no need of bitsandbytes
-        return packed.new_empty(tuple(shape), dtype=dtype)
-    absmax, code, *nested = statistics
-    if nested:
-        offset, nested_absmax, nested_code = nested
-        operator = torch.ops.bitsandbytes.dequantize_blockwise.default
-        absmax = operator(absmax, nested_absmax, nested_code, NESTED_BLOCK, torch.float32) + offset
-    if own_unpacking:
-        return unpack_nf4(packed, absmax, code, BLOCK, dtype).view(tuple(shape))
-    # As one row. Of several rows bitsandbytes 0.50 takes wrong scales on a CPU, if blocks do not end where rows do; its
-    # product does so, too.
-    # The row is [1, n]: of [n] the CPU's kernel makes that, which is not what torch.compile was told.
-    row = [1, math.prod(shape)]
-    return torch.ops.bitsandbytes.dequantize_4bit.default(packed, absmax, BLOCK, quant_type, row, dtype).view(
-        tuple(shape)
-    )
 
 
 @torch.library.custom_op("quantization::linear_8bit", mutates_args=())
@@ -284,7 +222,7 @@ def linear_8bit(inputs: torch.Tensor, int8: torch.Tensor, scale: torch.Tensor) -
     is not used: it rounds the inputs too, except for some columns that it chooses by all rows of the batch, so
     unrelated documents would change each other's loss.
     """
-    return nn.functional.linear(inputs, _dequantize_8bit(int8, scale, inputs.dtype))
+    return nn.functional.linear(inputs, unpack_8bit(int8, scale, inputs.dtype))
 
 
 @linear_8bit.register_fake
@@ -298,15 +236,10 @@ def _keep_packed_8bit(ctx: Any, inputs: tuple[torch.Tensor, ...], output: torch.
 
 def _backward_8bit(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:
     int8, scale = ctx.saved_tensors
-    return grad @ _dequantize_8bit(int8, scale, grad.dtype), None, None
+    return grad @ unpack_8bit(int8, scale, grad.dtype), None, None
 
 
 linear_8bit.register_autograd(_backward_8bit, setup_context=_keep_packed_8bit)
-
-
-def _dequantize_8bit(int8: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """[out, in]; `scale` [out] is the largest absolute value of each row."""
-    return int8.to(dtype).mul_((scale / INT8_MAX).unsqueeze(1))  # in place: rounded once, with the scale in fp32
 
 
 QUANTIZED_PRODUCTS = (torch.ops.quantization.linear_4bit.default, torch.ops.quantization.linear_8bit.default)

@@ -24,7 +24,6 @@ from configs.training import TrainConfig
 from policies.loading import attention_settings, explain_failed_load
 from policies.pretrained import MissingTensorsError, read_whole
 from policies.quantization.choice import gathering_changes_nothing
-from policies.quantization.quantized_linear import QuantizedLinear
 from policies.weights.fingerprint import describe_file
 from policies.weights.fitting import (
     check_dtypes,
@@ -41,6 +40,7 @@ from ranks.agreement import check_agreement
 from ranks.collectives import one_rank_per_node_first
 from ranks.environment import Environment, print_rank_zero
 from utils.errors import ConfigError
+from utils.parameters import packed_weights
 from utils.progress import phase
 from utils.wording import plural
 
@@ -80,10 +80,8 @@ def materialise(
 
 
 def _target(model: PreTrainedModel, name: str) -> Target:
-    owner = model.get_submodule(name.rpartition(".")[0])
-    if isinstance(owner, QuantizedLinear) and name.endswith(".weight"):
-        return Target(model.get_parameter(name), owner)
-    return Target(model.get_parameter(name))
+    owner, _, own_name = name.rpartition(".")
+    return Target(model.get_parameter(name), packed_weights(model.get_submodule(owner)).get(own_name))
 
 
 def find_weights(

@@ -16,11 +16,12 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from transformers import PreTrainedModel
 
-from policies.quantization.quantized_linear import QuantizedLinear
+from policies.quantization.packing import PackedWeight
 from policies.weights.tensor_names import plain_name
 from ranks.collectives import on_rank_zero
 from utils.compat import return_free_memory
 from utils.errors import ConfigError
+from utils.parameters import packed_weights
 from utils.progress import progress_bar
 from utils.wording import plural
 
@@ -30,17 +31,17 @@ class Target:
     """A parameter or buffer that still needs its value."""
 
     tensor: torch.Tensor  # sharded or whole, as the layout keeps it
-    linear: QuantizedLinear | None = None  # the layer, if this is its packed weight
+    packing: PackedWeight | None = None  # what packs the value, if the parameter is packed
 
     @property
     def shape(self) -> torch.Size:
         """The shape of the value, whole and not packed."""
-        return self.tensor.shape if self.linear is None else self.linear.plain_shape
+        return self.tensor.shape if self.packing is None else self.packing.plain_shape
 
     @property
     def dtype(self) -> torch.dtype:
         """The dtype that the value is rounded to, before it may be packed."""
-        return self.tensor.dtype if self.linear is None else self.linear.quantization.compute_dtype
+        return self.tensor.dtype if self.packing is None else self.packing.quantization.compute_dtype
 
     def check(self, whole: torch.Tensor, name: str) -> None:
         """Refuse a weight to be packed that is not finite, because packing would hide it.
@@ -48,7 +49,10 @@ class Target:
         Raises:
             ConfigError: it names the weight.
         """
-        if self.linear is not None and not whole.isfinite().all():
+        if self.packing is None or not whole.numel():
+            return
+        # The extremes are NaN if a value is. `isfinite` of all would take as much memory again.
+        if not torch.stack(whole.aminmax()).isfinite().all():
             raise ConfigError(
                 f"--model_name: {name} holds NaN, infinity, or numbers too large for "
                 f"{str(self.dtype).removeprefix('torch.')}, which quantizing would hide; get the model again, or give "
@@ -57,8 +61,8 @@ class Target:
 
     def keep(self, whole: torch.Tensor) -> None:
         """Store this rank's part of the value. For a packed weight the value must be on the device that quantizes."""
-        keep_part(self.tensor, whole if self.linear is None else self.linear.quantize(whole))
-        if self.linear is not None and whole.device.type == "cpu":
+        keep_part(self.tensor, whole if self.packing is None else self.packing.quantize(whole))
+        if self.packing is not None and whole.device.type == "cpu":
             return_free_memory()  # else the freed tensors, of many sizes, leave gaps that stay
 
 
@@ -106,7 +110,7 @@ class FileWeights:
     @staticmethod
     def _read(file: Any, key: str, target: Target, device: torch.device) -> None:
         """Read what this rank keeps into memory of its own, freed at once; the rest stays on disk."""
-        if target.linear is not None:
+        if target.packing is not None:
             # Blocks and scales run through the whole weight, so every rank quantizes all of it, one weight at a time.
             whole = file.get_tensor(key).to(device, target.dtype)
             target.check(whole, key)
@@ -118,7 +122,7 @@ class FileWeights:
 
     @staticmethod
     def _bytes_read(target: Target) -> int:
-        if target.linear is not None:
+        if target.packing is not None:
             return target.shape.numel() * target.dtype.itemsize
         return local_part(target.tensor)[0].nbytes
 
@@ -196,11 +200,10 @@ def _draw(modules: list[nn.Module], owner: PreTrainedModel, undrawn: dict[int, T
     """Let the model's own initialization write into whole fp32 tensors that stand in for the parameters."""
     stand_ins: list[tuple[nn.Module, str, nn.Parameter, nn.Parameter]] = []
     for module in modules:
+        packed = packed_weights(module)
         for key, parameter in module._parameters.items():
             if parameter is not None:
-                shape = parameter.shape
-                if isinstance(module, QuantizedLinear) and key == "weight":
-                    shape = module.plain_shape
+                shape = packed[key].plain_shape if key in packed else parameter.shape
                 # NaN marks what the model's initialization leaves out.
                 whole = torch.full(shape, torch.nan, device=device, dtype=torch.float32)
                 stand_ins.append((module, key, parameter, nn.Parameter(whole, requires_grad=False)))

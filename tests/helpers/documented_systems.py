@@ -34,8 +34,8 @@ from planning.memory.sharded_bytes import add_statistics, local_parts
 from planning.memory.step_memory import StepMemory
 from policies.activations.checkpointing import Checkpointing, apply_activation_checkpointing
 from policies.adapters.apply import store_adapters
-from policies.quantization.choice import quantize_linears
-from policies.quantization.quantized_linear import Quantization
+from policies.quantization.choice import quantize_weights
+from policies.quantization.packing import Quantization
 from policies.wrapping import find_layers, modules_of_classes
 from utils.units import GIB
 
@@ -265,7 +265,7 @@ def _build(model_name: str, method: str, precision: str, system: System) -> tupl
     with torch.device("meta"):
         model: Any = auto.from_config(config, dtype=stored, attn_implementation="sdpa").to(stored)
     if quantized:
-        quantize_linears(model, Quantization(4, "nf4", False, half, torch.uint8))
+        quantize_weights(model, Quantization(4, "nf4", False, half, torch.uint8))
         add_statistics(model)
     if "LoRA" in method:
         settings = peft.LoraConfig(

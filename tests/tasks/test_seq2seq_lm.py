@@ -18,8 +18,9 @@ from data.batches.padding import PaddedWidth
 from data.sequences.tokenized import TokenSequence
 from policies.activations.checkpointing import Checkpointing, apply_activation_checkpointing
 from policies.loss.summed_loss import summed_cross_entropy, use_summed_loss
-from policies.quantization.choice import quantize_linears
-from policies.quantization.quantized_linear import Quantization, QuantizedLinear
+from policies.quantization.choice import quantize_weights
+from policies.quantization.packing import Quantization
+from policies.quantization.quantized_linear import QuantizedLinear
 from tasks.flops import Seq2SeqFlops
 from tasks.seq2seq_batches import Seq2SeqCollator, Seq2SeqMicroBatch
 from tasks.seq2seq_lm import FAMILIES, Seq2SeqLM
@@ -206,7 +207,7 @@ def test_flops_by_hand() -> None:
 def test_t5_casts_no_input_to_the_bytes_of_a_packed_weight() -> None:
     """Its `wo` asks for inputs of the weight's dtype, so it stays a plain layer, as in transformers."""
     model = make_model("flan-t5", d_ff=64).to("meta")
-    note = quantize_linears(model, Quantization(4, "nf4", False, torch.float32, torch.uint8))
+    note = quantize_weights(model, Quantization(4, "nf4", False, torch.float32, torch.uint8))
     assert note.endswith("all linear layers but the output head and wo")
     block = model.decoder.block[0]
     assert type(block.layer[2].DenseReluDense.wo) is torch.nn.Linear

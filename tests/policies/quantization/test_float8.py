@@ -18,7 +18,7 @@ from policies.activations.checkpointing import Checkpointing, apply_activation_c
 from policies.mixed_precision import resolve_precision
 from policies.quantization.float8 import Float8, compute_in_float8, computed_in_bf16, resolve_float8, store_in_float8
 from policies.quantization.float8_linear import GRADIENTS, ROWWISE, TENSORWISE, WEIGHTS, FrozenFloat8Linear
-from policies.quantization.quantized_linear import Quantization
+from policies.quantization.packing import Quantization
 from policies.sharding import Layout
 from tests.helpers.kept_by_compiled import compiled_layer
 from utils.device import DeviceFacts

@@ -1,0 +1,201 @@
+"""Packed experts: each matrix has bitsandbytes' bytes, and products are those of the unpacked parameter."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import bitsandbytes as bnb
+import pytest
+import torch
+import transformers
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import FlopCounterMode
+from transformers import AutoModelForCausalLM
+
+from policies.experts.finding import find_experts
+from policies.experts.forward import compute_by_products
+from policies.quantization.choice import quantize_weights
+from policies.quantization.packing import BLOCK, Quantization
+from policies.quantization.quantized_experts import PackedExperts, pack_experts
+from utils.parameters import count_weights
+
+FP32, BF16, UINT8 = torch.float32, torch.bfloat16, torch.uint8
+KINDS = [("nf4", False), ("nf4", True), ("fp4", True), ("int8", False)]
+HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "num_hidden_layers": 2, "vocab_size": 64}
+FAMILIES: dict[str, Any] = {
+    "qwen3_moe": transformers.Qwen3MoeConfig(
+        **HEADS, hidden_size=32, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=24, intermediate_size=48
+    ),
+    "cut": transformers.Qwen3MoeConfig(  # matrices of 8 x 36 and of 36 x 4 weights: they do not fill blocks of 64
+        **HEADS, hidden_size=36, num_experts=3, num_experts_per_tok=2, moe_intermediate_size=4, intermediate_size=48
+    ),
+    "gpt_oss": transformers.GptOssConfig(  # transposed, with biases
+        **HEADS,
+        hidden_size=32,
+        intermediate_size=48,
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        layer_types=["full_attention"] * 2,
+    ),
+}
+
+
+def settings_of(kind: tuple[str, bool], storage: torch.dtype = UINT8, compute: torch.dtype = FP32) -> Quantization:
+    quant_type, double = kind
+    return Quantization(8 if quant_type == "int8" else 4, quant_type, double, compute, storage)
+
+
+def family(name: str) -> tuple[Any, Any]:
+    """A model with random weights, and its first module of experts."""
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(FAMILIES[name]).requires_grad_(False)
+    for parameter in model.parameters():  # gpt-oss begins with zeros
+        nn.init.normal_(parameter, std=0.3)
+    compute_by_products(model)
+    return model, next(iter(find_experts(model).values()))
+
+
+def pack_and_fill(experts: Any, settings: Quantization) -> dict[str, torch.Tensor]:
+    """Pack a module's experts; the plain values that they had."""
+    plain = {name: getattr(experts, name).detach() for name in ("gate_up_proj", "down_proj")}
+    pack_experts(experts, settings)
+    for name, packing in experts.packed_weights.items():
+        packed = packing.quantize(plain[name])
+        assert (packed.shape, packed.dtype) == (getattr(experts, name).shape, settings.storage_dtype)
+        for statistic, (shape, dtype) in packing.statistics_shapes().items():
+            found = getattr(packing, statistic)
+            assert (tuple(found.shape), found.dtype) == (shape, dtype), "as plans count them"
+        setattr(experts, name, nn.Parameter(packed, requires_grad=False))
+    return plain
+
+
+@pytest.mark.parametrize("storage", [UINT8, FP32])
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+@pytest.mark.parametrize("name", FAMILIES)
+def test_each_matrix_has_the_bytes_and_scales_of_bitsandbytes(
+    name: str, kind: tuple[str, bool], storage: torch.dtype
+) -> None:
+    _, experts = family(name)
+    settings = settings_of(kind, storage, BF16)
+    plain = pack_and_fill(experts, settings)
+    for key, packing in experts.packed_weights.items():
+        values = packing.dequantize(getattr(experts, key))
+        bytes_of = getattr(experts, key).view(UINT8).view(len(plain[key]), -1)
+        for index, matrix in enumerate(plain[key].to(BF16)):
+            if settings.bits == 8:
+                expected, scale, _ = bnb.functional.int8_vectorwise_quant(matrix.half())
+                assert torch.equal(packing.scale[index], scale)
+                unpacked = expected * (scale / 127)[:, None]
+            else:
+                expected, state = bnb.functional.quantize_4bit(
+                    matrix, blocksize=BLOCK, compress_statistics=kind[1], quant_type=kind[0]
+                )
+                assert torch.equal(packing.absmax[index, : len(state.absmax)], state.absmax)
+                state.shape = torch.Size([1, matrix.numel()])  # of cut rows it takes wrong scales on a CPU
+                unpacked = bnb.functional.dequantize_4bit(expected, state).view(matrix.shape)
+            found = bytes_of[index][: expected.numel()]
+            assert torch.equal(found, expected.view(UINT8).view(-1))
+            torch.testing.assert_close(values[index], unpacked.to(BF16), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+@pytest.mark.parametrize("name", FAMILIES)
+def test_outputs_and_gradients_are_those_of_the_dequantized_model(name: str, kind: tuple[str, bool]) -> None:
+    model, experts = family(name)
+    pack_and_fill(experts, settings_of(kind))
+    inputs = torch.randn(2, 5, FAMILIES[name].hidden_size, requires_grad=True)
+    block, probe = model.model.layers[0].mlp, torch.randn(2, 5, FAMILIES[name].hidden_size)
+
+    def outcome() -> tuple[torch.Tensor, torch.Tensor]:
+        outputs = block(inputs)
+        outputs = outputs[0] if isinstance(outputs, tuple) else outputs
+        return outputs, torch.autograd.grad(outputs, inputs, probe)[0]
+
+    found = outcome()
+    for key, packing in experts.packed_weights.items():
+        setattr(experts, key, nn.Parameter(packing.dequantize(getattr(experts, key)), requires_grad=False))
+    del experts.packed_weights
+    compute_by_products(model)
+    torch.testing.assert_close(found, outcome(), rtol=1e-6, atol=1e-6)
+
+
+def test_our_own_unpacking_of_nf4_gives_the_same() -> None:
+    for double in (False, True):
+        _, experts = family("cut")
+        pack_and_fill(experts, settings_of(("nf4", double), compute=BF16))
+        for key, packing in experts.packed_weights.items():
+            expected = packing.dequantize(getattr(experts, key))
+            packing.quantization = replace(packing.quantization, own_unpacking=True)
+            assert torch.equal(packing.dequantize(getattr(experts, key)), expected)
+
+
+@pytest.mark.parametrize("recomputes", [False, True])
+def test_nothing_unpacked_is_kept_for_backward(recomputes: bool) -> None:
+    model, experts = family("qwen3_moe")
+    plain = pack_and_fill(experts, settings_of(("nf4", True)))
+    inputs = torch.randn(2, 5, 32, requires_grad=True)
+    saved: list[torch.Tensor] = []
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        saved.append(tensor)
+        return tensor
+
+    block = model.model.layers[0].mlp
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        outputs = checkpoint(block, inputs, use_reentrant=False) if recomputes else block(inputs)
+        outputs.sum().backward()
+    smallest = min(parameter.numel() for parameter in plain.values())
+    assert smallest > 10 * 32 * 2, "more than rows of tokens have"
+    assert all(tensor.numel() * tensor.element_size() < smallest * 2 for tensor in saved)
+
+
+@torch.compiler.config.patch(force_disable_caches=True)
+def test_it_compiles_as_one_graph() -> None:
+    model, experts = family("qwen3_moe")
+    pack_and_fill(experts, settings_of(("nf4", True)))
+    block, inputs = model.model.layers[0].mlp, torch.randn(2, 5, 32, requires_grad=True)
+    compiled = torch.compile(block, backend="aot_eager", fullgraph=True)
+    probe = torch.randn(2, 5, 32)
+    torch.testing.assert_close(compiled(inputs), block(inputs))
+    (found,), (wanted,) = (torch.autograd.grad(call(inputs), inputs, probe) for call in (compiled, block))
+    torch.testing.assert_close(found, wanted)
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_the_operator_returns_what_is_traced_and_counts_its_flops(transposed: bool) -> None:
+    _, experts = family("gpt_oss" if transposed else "qwen3_moe")
+    pack_and_fill(experts, settings_of(("nf4", True)))
+    packing: PackedExperts = experts.packed_weights["down_proj"]
+    rows = torch.randn(6, 48 if transposed else 24, requires_grad=True)
+    ends = torch.tensor([2, 2, 5, 6], dtype=torch.int32)
+    args = (
+        rows,
+        ends,
+        experts.down_proj,
+        packing._statistics(),
+        list(packing.plain_shape),
+        "nf4",
+        False,
+        packing.is_transposed,
+    )
+    torch.library.opcheck(torch.ops.quantization.experts_product.default, args)
+    with FlopCounterMode(display=False) as counter:
+        packing.multiply(rows, ends, experts.down_proj).sum().backward()
+    assert counter.get_total_flops() == 2 * (2 * 6 * rows.shape[1] * 32)
+
+
+@pytest.mark.parametrize("name", ["qwen3_moe", "gpt_oss"])
+def test_the_line_counts_experts_too(name: str) -> None:
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(FAMILIES[name])
+    compute_by_products(model)
+    total = sum(parameter.numel() for parameter in model.parameters())
+    left = sum(p.numel() for n, p in model.named_parameters() if "proj.weight" not in n and not n.endswith("_proj"))
+    note = quantize_weights(model, settings_of(("nf4", True)))
+    assert note == (
+        f"quantization: nf4 with double quantization, {(total - left) / 1e6:,.1f} of {total / 1e6:,.1f} million "
+        "weights: all linear layers and experts but the output head"
+    )
+    assert sum(weights.num_weights for weights in count_weights(model)) == total
