@@ -134,7 +134,28 @@ def quantized_by_transformers(model_folder: Path, quantization: BitsAndBytesConf
             plain.weight = nn.Parameter(dequantized(module), requires_grad=False)
             model.set_submodule(name, plain)
     model.is_loaded_in_8bit = False  # so that peft takes plain layers for what they are
+    round_experts(model, quantization)
     return model
+
+
+def round_experts(model: Any, quantization: BitsAndBytesConfig) -> None:
+    """Give experts, which transformers leaves as they are, what bitsandbytes makes of each matrix alone."""
+    for name, parameter in model.named_parameters():
+        if parameter.dim() != 3 or ".experts." not in name:
+            continue
+        for matrix in parameter.data:
+            if quantization.load_in_8bit:
+                packed, scale, _ = bitsandbytes.functional.int8_vectorwise_quant(matrix.half())
+                matrix.copy_(packed.float() * scale.unsqueeze(1) / 127)
+                continue
+            packed, state = bitsandbytes.functional.quantize_4bit(
+                matrix.contiguous(),
+                blocksize=64,
+                compress_statistics=quantization.bnb_4bit_use_double_quant,
+                quant_type=quantization.bnb_4bit_quant_type,
+            )
+            state.shape = torch.Size([1, matrix.numel()])  # as one row, of which every block's scale is right
+            matrix.copy_(bitsandbytes.functional.dequantize_4bit(packed, state).view(matrix.shape))
 
 
 def dequantized(layer: Any) -> torch.Tensor:
