@@ -33,6 +33,7 @@ from ranks.process_group import set_timeouts
 from utils.compat import no_buffer_sync
 from utils.device import DeviceFacts
 from utils.errors import ConfigError
+from utils.torch_internals import forget_forwards
 
 
 @dataclass(frozen=True)
@@ -253,6 +254,7 @@ def reshard(model: nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.reshard()
+            forget_forwards(module)
 
 
 def own_class(model: nn.Module) -> type[nn.Module]:

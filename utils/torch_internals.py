@@ -56,6 +56,18 @@ def parameter_groups(unit: FSDPModule) -> list[Any]:
     return [group for group in groups if group is not None]
 
 
+def forget_forwards(unit: FSDPModule) -> None:
+    """Let the next backward prefetch nothing for forward passes that had no backward.
+
+    torch notes each forward pass of a unit until a backward ends, and prefetches in backward what was noted before. So
+    after an evaluation it would gather the unit that came last there. If ranks had not made the same passes, as in
+    generation with whole weights, some would gather what others do not, and wait for ever.
+    """
+    for group in parameter_groups(unit):
+        group._post_forward_indices.clear()
+        group.comm_ctx.post_forward_order.clear()
+
+
 def no_scattering_pending(group: Any) -> bool:
     """Whether computing has waited for every reduce-scatter so far. torch 2.11 holds one, torch 2.13 a list."""
     context = group.comm_ctx

@@ -12,7 +12,7 @@ from tokenizers.processors import TemplateProcessing
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from tests.helpers.generated import GENERATE, MAX_NEW_TOKENS, evaluation, flags, write_rows
-from tests.helpers.processes import ROOT, ProcessGroup, read_metrics
+from tests.helpers.processes import ROOT, ProcessGroup, read_metrics, train_events
 from tests.helpers.seq2seq_models import save_seq2seq
 from tests.helpers.short_of_memory import without_memory
 from tools.make_tiny_model import DEFAULT_DATA, make_tokenizer, read_texts
@@ -45,6 +45,19 @@ def test_texts_are_those_of_plain_transformers_on_any_number_of_ranks(
         output = plain.generate(ids, max_new_tokens=MAX_NEW_TOKENS, num_beams=2, do_sample=False)
         assert sample["generated"] == tokenizer.decode(output[0], skip_special_tokens=True).strip()
         assert sample["reference"] == row["summary"]
+
+
+def test_a_rank_with_nothing_to_say_trains_on_with_the_others(process_group: ProcessGroup, tmp_path: Path) -> None:
+    """Rank 0 alone answers, so its last forward pass is of another unit than rank 1's. torch gathers in backward what
+    came last before, and rank 0 waited for ever."""
+    data, model = write_rows(tmp_path / "data"), save_seq2seq("t5", tmp_path / "model")
+    (data / "validation.jsonl").write_text((data / "validation.jsonl").read_text().splitlines()[0] + "\n")
+    losses = []
+    for name, given in (("with", GENERATE), ("without", ["--eval_before_training"])):
+        given = [*given, "--enable_fsdp", "--use_peft", "--max_train_step", "2", "--save_model", "False"]
+        process_group.train(flags(model, data, tmp_path / name, *given), 2)
+        losses.append([event["loss"] for event in train_events(tmp_path / name)])
+    assert losses[0] == losses[1]
 
 
 def save_learner(family: str, folder: Path) -> Path:
