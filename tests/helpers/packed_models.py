@@ -34,8 +34,9 @@ WITH_SINKS: dict[str, Any] = {
     "gpt_oss": transformers.GptOssConfig(**_SINKS, **_EXPERTS, head_dim=8),
     "granite_swa": transformers.GraniteSWAConfig(**_SINKS),
     "granitemoe_swa": transformers.GraniteMoeSWAConfig(**_SINKS, **_EXPERTS),
-    "flint": transformers.FlintConfig(**_SINKS, head_dim=8),
 }
+if hasattr(transformers, "FlintConfig"):  # since transformers 5.23
+    WITH_SINKS["flint"] = transformers.FlintConfig(**_SINKS, head_dim=8)
 
 
 def make_model(name: str, attention: str, dtype: torch.dtype = torch.float32) -> Any:

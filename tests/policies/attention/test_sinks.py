@@ -8,12 +8,14 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModelForCausalLM
 
 from configs.flags import parse_flags
 from data.sequences.tokenized import TokenSequence
 from data.tokens.labels import IGNORE_INDEX
+from policies.activations.checkpointing import Checkpointing, apply_activation_checkpointing
 from policies.attention import sinks
 from policies.attention.choice import BY_OFFSETS, choose_attention, keep_documents_apart, rows_that_need_offsets
 from policies.attention.flash_attention_4 import NO_WINDOW, flash_attention_4
@@ -212,6 +214,26 @@ def test_its_operators_are_what_torch_asks_of_operators(window: int) -> None:
     with torch.no_grad():
         output, log_sums = sinks.attend(*inputs, *options)
         torch.library.opcheck(sinks.attend_backward, (probe, *inputs[:3], output, log_sums, *options))
+
+
+class Calls(TorchDispatchMode):
+    """Counts the calls of the forward operator."""
+
+    number = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.number += func is torch.ops.varlen_attn_with_sinks.attend.default
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(("mode", "num_calls"), [("selective", 2), ("full", 4)])
+def test_selective_checkpointing_keeps_the_output_and_full_computes_it_again(mode: str, num_calls: int) -> None:
+    model = make_model("gpt_oss", BY_OFFSETS)
+    apply_activation_checkpointing(model, Checkpointing(mode))
+    use_summed_loss(model, TASK.backbone(model), 0, TASK.compute_logits)
+    with Calls() as calls:
+        loss_and_gradients(model, Collator(packing=True, padding_id=0, offsets="shared")([make_documents([7, 5])]))
+    assert calls.number == num_calls
 
 
 @pytest.mark.parametrize("window", [None, 3])
