@@ -98,6 +98,10 @@ for nproc in (2, 4):
     ROWS[f"llama8b-qlora-double-{nproc}"] = Workload("llama8b", 2, 4096, SHARDED_QLORA, nproc=nproc)
     ROWS[f"llama70b-qlora-{nproc}"] = Workload("llama70b", 1, 4096, SHARDED_QLORA, nproc=nproc)
 ROWS["llama70b-qlora"] = Workload("llama70b", 1, 4096, [*QLORA, "--use_double_quant", *UNCOMPILED])
+# Attention with sinks: packed documents, rows of one document each, and transformers' own attention in padded rows.
+EAGER = ["--use_fast_kernels", "False", "--batching_strategy", "padding"]
+for name, flags, documents in (("", [], "get_rows"), ("-packed", [], "get_documents"), ("-eager", EAGER, "get_rows")):
+    ROWS[f"gpt-oss-lora{name}"] = Workload("gpt-oss-20b-12layers", 2, 4096, [*LORA, *flags], dataset_function=documents)
 # The 13B shape on a GPU of 80 GB (74.5 GiB), which has no room for AdamW's states.
 for name, flags in {
     "adamw": [],
@@ -112,6 +116,7 @@ ROWS["llama8b-lora-batch8"] = Workload("llama8b", 2, 4096, [*LORA, "--compile"],
 OFFLOADED = ["--optimizer_cpu_offload", "--activation_checkpointing", "full"]
 ROWS["llama8b-mixed-batch8"] = Workload("llama8b", 2, 4096, ["--compile", *OFFLOADED], accumulation=4)
 SUITES = {
+    "sinks": ["gpt-oss-lora-packed", "gpt-oss-lora", "gpt-oss-lora-eager"],
     "packed": ["tinyllama-packed", "tinyllama-packed-dense", "tinyllama-full-compiled"],
     "13b": [name for name in ROWS if name.startswith("llama13b")],
     "layouts": ["tinyllama-full-compiled", *(name for name in ROWS if name.startswith("llama8b"))],

@@ -65,6 +65,16 @@ SHAPES["smollm2-12layers"] = {
     "tie_word_embeddings": True,
 }
 SHAPES["smollm2-12layers-all-heads"] = SHAPES["smollm2-12layers"] | {"num_key_value_heads": 9}
+# gpt-oss-20b (OpenAI, 2025), from its published config.json, with 12 of its 24 layers; heads and experts' sizes are
+# the defaults of its family
+SHAPES["gpt-oss-20b-12layers"] = {
+    "model_type": "gpt_oss",
+    "architectures": ["GptOssForCausalLM"],
+    "num_hidden_layers": 12,
+    "num_local_experts": 32,
+    "max_position_embeddings": 131072,
+    "dtype": "bfloat16",
+}
 SHAPES["llama70b-60layers"] = SHAPES["llama70b"] | {"num_hidden_layers": 60}
 
 # t5-small (Raffel et al., 2020) and bart-base (Lewis et al., 2020), from their published config.json
