@@ -98,10 +98,6 @@ for nproc in (2, 4):
     ROWS[f"llama8b-qlora-double-{nproc}"] = Workload("llama8b", 2, 4096, SHARDED_QLORA, nproc=nproc)
     ROWS[f"llama70b-qlora-{nproc}"] = Workload("llama70b", 1, 4096, SHARDED_QLORA, nproc=nproc)
 ROWS["llama70b-qlora"] = Workload("llama70b", 1, 4096, [*QLORA, "--use_double_quant", *UNCOMPILED])
-# Attention with sinks: packed documents, rows of one document each, and transformers' own attention in padded rows.
-EAGER = ["--use_fast_kernels", "False", "--batching_strategy", "padding"]
-for name, flags, documents in (("", [], "get_rows"), ("-packed", [], "get_documents"), ("-eager", EAGER, "get_rows")):
-    ROWS[f"gpt-oss-lora{name}"] = Workload("gpt-oss-20b-12layers", 2, 4096, [*LORA, *flags], dataset_function=documents)
 # The 13B shape on a GPU of 80 GB (74.5 GiB), which has no room for AdamW's states.
 for name, flags in {
     "adamw": [],
@@ -115,8 +111,32 @@ ROWS["llama8b-lora-batch8"] = Workload("llama8b", 2, 4096, [*LORA, "--compile"],
 # fp32 weights, gradients and moments of 8B parameters are 120 GiB: one GPU needs its moments in host memory.
 OFFLOADED = ["--optimizer_cpu_offload", "--activation_checkpointing", "full"]
 ROWS["llama8b-mixed-batch8"] = Workload("llama8b", 2, 4096, ["--compile", *OFFLOADED], accumulation=4)
+# The models of today, by default flags but for the adapter: whether they compile, pack and fit is the run's own choice.
+ON_ATTENTION = [*LORA, "--lora_config.target_modules", "q_proj,k_proj,v_proj,o_proj", "--lora_config.r", "16"]
+ON_ALL = [*LORA, "--lora_config.target_modules", "all-linear"]
+ON_ALL_IN_4_BITS = [*ON_ALL, "--quantization", "4bit", "--use_double_quant"]
+R8, R16 = ["--lora_config.r", "8"], ["--lora_config.r", "16"]
+MOE, DOCUMENTS = "qwen3-30b-a3b-16layers", "get_documents"
+TODAY = {
+    "qwen3-8b-lora": Workload("qwen3-8b", 2, 4096, ON_ATTENTION),
+    "qwen3-moe-lora": Workload(MOE, 2, 4096, ON_ATTENTION),
+    "qwen3-moe-lora-experts": Workload(MOE, 2, 4096, [*ON_ALL, *R16]),
+    "qwen3-moe-qlora-experts": Workload(MOE, 2, 4096, [*ON_ALL_IN_4_BITS, *R16]),
+    "qwen3.5-lora": Workload("qwen3.5-4b", 4, 4096, [*ON_ALL, *R16], dataset_function=DOCUMENTS),
+    "qwen3-30b-qlora": Workload("qwen3-30b-a3b", 1, 4096, [*ON_ALL_IN_4_BITS, *R8]),
+    "gpt-oss-20b-qlora": Workload("gpt-oss-20b", 1, 4096, [*ON_ALL_IN_4_BITS, *R8]),
+}
+ROWS |= TODAY
+ROWS["qwen3-moe-lora-2"] = Workload(MOE, 2, 4096, [*ON_ATTENTION, "--enable_fsdp"], nproc=2)
+# Attention with sinks: packed documents, rows of one document each, and transformers' own attention in padded rows.
+EAGER = ["--use_fast_kernels", "False", "--batching_strategy", "padding"]
+for name, flags, documents in (("", [], "get_rows"), ("-packed", [], "get_documents"), ("-eager", EAGER, "get_rows")):
+    ROWS[f"gpt-oss-lora{name}"] = Workload(
+        "gpt-oss-20b-12layers", 2, 4096, [*ON_ATTENTION, *flags], dataset_function=documents
+    )
 SUITES = {
     "sinks": ["gpt-oss-lora-packed", "gpt-oss-lora", "gpt-oss-lora-eager"],
+    "today": [*TODAY, "gpt-oss-lora-packed"],
     "packed": ["tinyllama-packed", "tinyllama-packed-dense", "tinyllama-full-compiled"],
     "13b": [name for name in ROWS if name.startswith("llama13b")],
     "layouts": ["tinyllama-full-compiled", *(name for name in ROWS if name.startswith("llama8b"))],

@@ -65,16 +65,6 @@ SHAPES["smollm2-12layers"] = {
     "tie_word_embeddings": True,
 }
 SHAPES["smollm2-12layers-all-heads"] = SHAPES["smollm2-12layers"] | {"num_key_value_heads": 9}
-# gpt-oss-20b (OpenAI, 2025), from its published config.json, with 12 of its 24 layers; heads and experts' sizes are
-# the defaults of its family
-SHAPES["gpt-oss-20b-12layers"] = {
-    "model_type": "gpt_oss",
-    "architectures": ["GptOssForCausalLM"],
-    "num_hidden_layers": 12,
-    "num_local_experts": 32,
-    "max_position_embeddings": 131072,
-    "dtype": "bfloat16",
-}
 SHAPES["llama70b-60layers"] = SHAPES["llama70b"] | {"num_hidden_layers": 60}
 
 # t5-small (Raffel et al., 2020) and bart-base (Lewis et al., 2020), from their published config.json
@@ -98,6 +88,75 @@ SEQ2SEQ: dict[str, dict[str, Any]] = {
 }
 
 
+_MIXTURE = {"model_type": "qwen3_moe", "architectures": ["Qwen3MoeForCausalLM"]}
+# Qwen3-8B, Qwen3-30B-A3B (Qwen team, 2025), gpt-oss-20b (OpenAI, 2025) and Qwen3.5-4B (Qwen team, 2026), from their
+# published config.json
+TODAY: dict[str, dict[str, Any]] = {
+    "qwen3-8b": {
+        "model_type": "qwen3",
+        "architectures": ["Qwen3ForCausalLM"],
+        "hidden_size": 4096,
+        "intermediate_size": 12288,
+        "num_hidden_layers": 36,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "vocab_size": 151936,
+        "max_position_embeddings": 40960,
+    },
+    "qwen3-30b-a3b": {
+        **_MIXTURE,
+        "hidden_size": 2048,
+        "intermediate_size": 6144,
+        "moe_intermediate_size": 768,
+        "num_hidden_layers": 48,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 4,
+        "head_dim": 128,
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+        "norm_topk_prob": True,
+        "vocab_size": 151936,
+        "max_position_embeddings": 40960,
+    },
+    "gpt-oss-20b": {
+        "model_type": "gpt_oss",
+        "architectures": ["GptOssForCausalLM"],
+        "hidden_size": 2880,
+        "intermediate_size": 2880,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 64,
+        "num_key_value_heads": 8,
+        "head_dim": 64,
+        "num_local_experts": 32,
+        "num_experts_per_tok": 4,
+        "sliding_window": 128,
+        "vocab_size": 201088,
+        "max_position_embeddings": 131072,
+        "dtype": "bfloat16",
+    },
+    "qwen3.5-4b": {
+        "model_type": "qwen3_5_text",
+        "architectures": ["Qwen3_5ForCausalLM"],
+        "hidden_size": 2560,
+        "intermediate_size": 9216,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "linear_num_key_heads": 16,
+        "linear_num_value_heads": 32,
+        "linear_key_head_dim": 128,
+        "linear_value_head_dim": 128,
+        "linear_conv_kernel_dim": 4,
+        "vocab_size": 248320,
+        "tie_word_embeddings": True,
+    },
+}
+TODAY["qwen3-30b-a3b-16layers"] = TODAY["qwen3-30b-a3b"] | {"num_hidden_layers": 16}
+TODAY["gpt-oss-20b-12layers"] = TODAY["gpt-oss-20b"] | {"num_hidden_layers": 12}
+
+
 def make_shape(folder: Path, shape: str) -> None:
     """Write a model folder with the shape's config.json and some tokenizer, but no weights."""
     make_tiny_model(folder, vocab_size=600, hidden_size=32, num_layers=1)
@@ -107,7 +166,8 @@ def make_shape(folder: Path, shape: str) -> None:
         "architectures": ["LlamaForCausalLM"],
         "max_position_embeddings": 8192,
     }
-    sizes: dict[str, Any] = SEQ2SEQ[shape] if shape in SEQ2SEQ else llama | SHAPES[shape]
+    own = SEQ2SEQ | TODAY
+    sizes: dict[str, Any] = own[shape] if shape in own else llama | SHAPES[shape]
     CONFIG_MAPPING[sizes["model_type"]](
         **{name: value for name, value in sizes.items() if name != "model_type"}
     ).save_pretrained(folder)
