@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -58,7 +59,8 @@ def find_units(model: PreTrainedModel, wrap: Sequence[str] = ("layer",)) -> list
 
     Empty if `wrap` is "root" or the model names no layers: the root unit is then the whole model. The input embedding
     is a unit unless another module has the same weight: the head, or the embeddings of encoder and decoder. Shared
-    parameters must be in one unit. The head is in the root unit, because the loss needs it there.
+    parameters must be in one unit, so layers that share weights (Zamba 2's attention) are in the root unit. So is the
+    head, because the loss needs it there.
 
     Args:
         wrap: "layer", "root", or the names of the units' classes.
@@ -68,7 +70,12 @@ def find_units(model: PreTrainedModel, wrap: Sequence[str] = ("layer",)) -> list
     """
     if wrap == ("root",):
         return []
-    units = find_layers(model) if wrap == ("layer",) else modules_of_classes(model, wrap)
+    if wrap == ("layer",):
+        layers = find_layers(model)
+        sharing = _that_share_weights(model, layers)
+        units = [layer for layer in layers if layer not in sharing]
+    else:
+        units = modules_of_classes(model, wrap)
     embedding = model.get_input_embeddings()
     # With duplicates: a tied weight has a name for each module that uses it.
     num_names = sum(p is embedding.weight for _, p in model.named_parameters(remove_duplicate=False))
@@ -92,13 +99,20 @@ def modules_of_classes(model: nn.Module, names: Sequence[str]) -> list[nn.Module
             f"{', '.join(layers) or ', '.join(sorted(there))}, or leave it out"
         )
     found = [module for module in reversed(modules) if type(module).__name__ in names]
-    for unit in found:
-        inside = {id(module) for module in unit.modules()}
-        own = {id(parameter) for parameter in unit.parameters()}
-        outside = (p for module in modules if id(module) not in inside for p in module.parameters(recurse=False))
-        if any(id(parameter) in own for parameter in outside):
-            raise ConfigError(
-                f"--wrap: {type(unit).__name__} shares a weight with modules outside it (embeddings and head), and a "
-                "shared weight must be gathered once; name the layers inside it"
-            )
+    for unit in _that_share_weights(model, found):
+        raise ConfigError(
+            f"--wrap: {type(unit).__name__} shares a weight with modules outside it (embeddings and head), and a "
+            "shared weight must be gathered once; name the layers inside it"
+        )
     return found
+
+
+def _that_share_weights(model: nn.Module, parts: Sequence[nn.Module]) -> list[nn.Module]:
+    """The parts that have a parameter in common with a module outside of them."""
+    uses = _uses_of_parameters(model)
+    return [part for part in parts if any(uses[own] > count for own, count in _uses_of_parameters(part).items())]
+
+
+def _uses_of_parameters(module: nn.Module) -> Counter[int]:
+    """How many names each parameter has, by its id: one for each module that uses it."""
+    return Counter(id(parameter) for _, parameter in module.named_parameters(remove_duplicate=False))

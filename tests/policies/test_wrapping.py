@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM
 
+from benchmarks.families.published import read_published
 from policies.wrapping import find_layers, find_outer_norms, find_units, has_tied_embeddings
 from tests.helpers.families import FAMILIES
 
@@ -43,6 +44,16 @@ def test_no_weight_is_in_two_units_and_the_head_is_in_none(name: str, tied: bool
     owners = Counter(id(parameter) for unit in find_units(model) for parameter in set(unit.parameters()))
     assert not owners or max(owners.values()) == 1
     assert id(model.get_output_embeddings().weight) not in owners
+
+
+def test_layers_that_share_weights_are_in_the_root_unit() -> None:
+    """Zamba 2's layers of attention take turns with two sets of weights; the third has those of the first."""
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(read_published()["zamba2"].tiny_config(97))
+    layers = find_layers(model)
+    first, alone, again = (layer for layer in model.model.layers if hasattr(layer, "shared_transformer"))
+    assert {first, alone, again} <= set(layers)
+    assert set(layers) - set(find_units(model)) == {first, again}
 
 
 @pytest.mark.parametrize(("name", "norms"), [("llama", ["model.norm"]), ("gemma2", ["model.norm"]), ("gpt2", [])])
