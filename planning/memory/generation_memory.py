@@ -17,7 +17,7 @@ from transformers.modeling_outputs import BaseModelOutput
 from planning.machines.cards import Card
 from planning.memory.device_kernels import KernelsOfCard
 from planning.memory.live_bytes import LiveBytes
-from planning.memory.meta_pass import computed_in, kernels_of, saved_buffers_on_meta
+from planning.memory.meta_pass import buffers_on_meta, computed_in, kernels_of
 from planning.memory.row_lengths import RowLengths
 from planning.model.planned_model import PlannedModel
 from policies.attention.choice import BY_OFFSETS, attention_with_masks
@@ -54,7 +54,7 @@ def bytes_of_generation(planned: PlannedModel, card: Card, rows: RowLengths) -> 
     try:
         with (
             computed_in(base, precision.compute_dtype if precision.casts else None),
-            saved_buffers_on_meta(base),
+            buffers_on_meta(base),
             KernelsOfCard(kernels_of(card), answer=rows.eval_rows == 1),
             torch.no_grad(),
             live,

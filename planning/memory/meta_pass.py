@@ -48,7 +48,7 @@ def pass_on_meta(
     with (
         torch.compiler.set_stance("force_eager") if compiles else nullcontext(),
         computed_in(model, precision.compute_dtype if precision.casts else None),
-        saved_buffers_on_meta(model),
+        buffers_on_meta(model),
         KernelsOfCard(kernels_of(card), answer=not has_mask),
     ):
         yield batch, lambda: resolved.task.summed_loss(model, batch)
@@ -69,16 +69,16 @@ def computed_in(model: nn.Module, dtype: torch.dtype | None) -> Iterator[None]:
 
 
 @contextmanager
-def saved_buffers_on_meta(model: nn.Module) -> Iterator[None]:
-    """Inside this context the buffers that checkpoints hold are on the meta device, as parameters are.
+def buffers_on_meta(model: nn.Module) -> Iterator[None]:
+    """Inside this context buffers are on the meta device, as parameters are, whether checkpoints hold them or not.
 
-    Pegasus adds one to its logits. What code computes from its own tables it moves by itself.
+    Pegasus adds one to its logits, Falcon-H1 multiplies with one, GPT-Neo's is a mask.
     """
     real = [
         (module, name, buffer)
         for module in model.modules()
         for name, buffer in module.named_buffers(recurse=False)
-        if name not in module._non_persistent_buffers_set and not buffer.is_meta
+        if not buffer.is_meta
     ]
     try:
         for module, name, buffer in real:
