@@ -8,7 +8,7 @@ import numpy as np
 
 CONTEXT_LENGTH, LONGEST = 96, 90
 NUM_DOCUMENTS, NUM_TO_EVALUATE = 24, 7
-FIRST_ID = 3  # after the special tokens
+FIRST_ID, LAST_ID = 3, 500  # of words: after the special tokens, and before those that some tokenizers add
 
 
 def get_documents(dataset_config: Any, tokenizer: Any, split: str) -> list[dict[str, list[int]]]:
@@ -21,7 +21,7 @@ def get_documents(dataset_config: Any, tokenizer: Any, split: str) -> list[dict[
     rows = []
     for _ in range(NUM_DOCUMENTS if is_train else NUM_TO_EVALUATE):
         length = int(generator.integers(6, LONGEST + 1))
-        ids = generator.integers(FIRST_ID, len(tokenizer), size=length)
+        ids = generator.integers(FIRST_ID, LAST_ID, size=length)
         labels = ids.copy()
         labels[: int(generator.integers(0, length // 2))] = -100
         rows.append({"input_ids": ids.tolist(), "labels": labels.tolist()})
