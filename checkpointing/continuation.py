@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from huggingface_hub.errors import StrictDataclassError
-from peft import PeftModel
 from tokenizers import processors
 from torch import nn
 
 from data.processors.tokenizer_loading import tokenizer_of
+from policies.adapters.adapted_model import base_model, has_adapter
 from policies.sharding import unwrap
 
 
@@ -33,8 +33,7 @@ def name_end_tokens(model: nn.Module, processor: Any, continuation: Continuation
         A line, if there are new ones.
     """
     inner: Any = unwrap(model)
-    is_adapter = isinstance(inner, PeftModel)
-    inner = inner.get_base_model() if is_adapter else inner
+    is_adapter, inner = has_adapter(inner), base_model(inner)
     if not inner.can_generate():
         return []
     there = as_list(inner.generation_config.eos_token_id)

@@ -7,11 +7,11 @@ from typing import Any, cast
 
 import torch
 import torch.distributed as dist
-from peft import PeftModel
 from torch import nn
 from torch.distributed.tensor import DTensor
 
 from checkpointing.trained import saved_tensors
+from policies.adapters.adapted_model import has_adapter
 from policies.sharding import unwrap
 from policies.weights.tensor_names import shared_names
 
@@ -36,7 +36,7 @@ def gathered_state_dict(model: nn.Module) -> dict[str, Any]:
     """
     inner = unwrap(model)
     whole = gather_to_host(saved_tensors(inner))
-    if isinstance(inner, PeftModel) or not whole:
+    if has_adapter(inner) or not whole:
         return whole
     first_names = {name: names[0] for names in shared_names(inner) for name in names}
     return {name: whole[first_names.get(name, name)] for name in inner.state_dict()}

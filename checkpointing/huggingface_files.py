@@ -8,9 +8,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from peft import PeftModel
 from torch import nn
 
+from policies.adapters.adapted_model import has_adapter
 from policies.sharding import own_class, unwrap
 from run_folder.checkpoint_folder import HUGGINGFACE
 from utils.disk_errors import disk_refusal
@@ -43,7 +43,7 @@ def huggingface_files(model: nn.Module, tokenizer: Processor) -> dict[str, bytes
 
 def _write(model: nn.Module, tokenizer: Processor, folder: Path) -> None:
     inner: Any = unwrap(model)
-    if isinstance(inner, PeftModel):
+    if has_adapter(inner):
         # A copy with inference_mode, as PeftModel.save_pretrained writes it; the model itself goes on training.
         settings = copy.copy(inner.peft_config[inner.active_adapter])
         settings.inference_mode = True

@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from peft import PeftModel
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from transformers.utils import CONFIG_NAME
 
 from checkpointing.gathering import gathered_state_dict
-from policies.adapters.kinds import is_own_name
+from policies.adapters.adapted_model import has_adapter, is_own_name
 from policies.sharding import own_class, unwrap
 from ranks.collectives import on_rank_zero
 from reporting.card.card_file import copy_card
@@ -30,7 +29,7 @@ class WriteError(Exception):
 
 
 def export_folder(run_folder: Path, model: nn.Module) -> Path:
-    return run_folder / ("adapter" if isinstance(unwrap(model), PeftModel) else "model")
+    return run_folder / ("adapter" if has_adapter(unwrap(model)) else "model")
 
 
 def export_model(model: nn.Module, tokenizer: Processor, run_folder: Path, *, dtype: torch.dtype | None = None) -> Path:
@@ -66,7 +65,7 @@ def export_model(model: nn.Module, tokenizer: Processor, run_folder: Path, *, dt
 def _write(
     model: Any, state_dict: dict[str, Any], tokenizer: Processor, folder: Path, dtype: torch.dtype | None
 ) -> None:
-    if isinstance(model, PeftModel):
+    if has_adapter(model):
         # False: trained tokens are saved as the adapter's; "auto" would ask the hub about the base model.
         with _whole_prefix(model, state_dict):
             model.save_pretrained(str(folder), state_dict=state_dict, save_embedding_layers=False)

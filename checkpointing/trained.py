@@ -6,12 +6,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from peft import PeftModel
 from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
-from policies.adapters.kinds import is_own_name
+from policies.adapters.adapted_model import has_adapter, is_own_name
 from policies.loss_scaling import LossScaler
 from policies.sharding import unwrap
 from policies.weights.tensor_names import saved_buffers
@@ -51,7 +50,7 @@ def saved_tensors(model: nn.Module, *, every_name: bool = False) -> dict[str, to
         every_name: list a tied weight under each of its names, as a plain model's state_dict does, not only the first.
     """
     inner = unwrap(model)
-    if isinstance(inner, PeftModel):
+    if has_adapter(inner):
         return {name: p.detach() for name, p in inner.named_parameters() if is_own_name(inner, name)}
     tensors = {name: plain_tensor(p) for name, p in inner.named_parameters(remove_duplicate=not every_name)}
     state = inner.state_dict()

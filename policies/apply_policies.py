@@ -12,10 +12,7 @@ from configs.peft import LoraConfig
 from configs.run import RunConfig
 from policies.activations.checkpointing import Checkpointing, apply_activation_checkpointing
 from policies.activations.offloading import offload_activations
-from policies.adapters.apply import apply_adapters, store_adapters
-from policies.adapters.dora import set_magnitudes
-from policies.adapters.lora_layers import use_lean_forward
-from policies.adapters.new_tokens import set_token_rows, use_lean_tokens
+from policies.adapters.adapted_model import has_adapter
 from policies.compilation.layers import EagerFallback, compile_layers
 from policies.freezing import freeze_layers, freeze_parts
 from policies.loss.compiled_cross_entropy import compile_cross_entropy
@@ -103,6 +100,11 @@ def adapt_model(
     elif policies.float8 is not None and train.use_peft:
         notes = (store_in_float8(base, policies.float8),)
     if train.use_peft:
+        # Here, since peft takes seconds to import: runs without adapters do not wait for it.
+        from policies.adapters.apply import apply_adapters, store_adapters
+        from policies.adapters.lora_layers import use_lean_forward
+        from policies.adapters.new_tokens import use_lean_tokens
+
         wrapped = apply_adapters(base, config, task.PEFT_TYPE, new_tokens, adapter_device)
         store_adapters(wrapped, policies.precision.adapter_dtype)
         # After peft, whose forwards these replace (docs/decisions.md, Adapters and quantization).
@@ -149,9 +151,13 @@ def shard_and_fill(
     parameter_device = layout.parameter_device(env.device)
     materialise(model, base, weights, parameter_device=parameter_device, compute_device=env.device)
     # Rows of new tokens and DoRA's magnitudes are computed from the base's weights, so they come last.
-    set_token_rows(model)
-    if lora.use_dora:  # an adapter from --from_peft_checkpoint has its magnitudes already
-        set_magnitudes(model)
+    if has_adapter(model):
+        from policies.adapters.dora import set_magnitudes
+        from policies.adapters.new_tokens import set_token_rows
+
+        set_token_rows(model)
+        if lora.use_dora:  # an adapter from --from_peft_checkpoint has its magnitudes already
+            set_magnitudes(model)
     # 8. activation offloading, around the layers as they are called
     if offloads:
         offload_activations(layers[::-1], env.device)  # in the order of forward; `layers` has inner ones first

@@ -13,7 +13,6 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from configs.run import RunConfig
 from data.batches.packing import Offsets
 from policies.activations.checkpointing import Checkpointing, checkpointing_mode
-from policies.adapters.apply import adapter_notes
 from policies.apply_policies import Policies, adapt_model, shard_and_fill
 from policies.attention.choice import choose_attention, rows_that_need_offsets
 from policies.experts.forward import compute_by_products
@@ -75,7 +74,10 @@ def build_empty(
         notes += choose_attention(model, train, policies.precision, device, row_length, flash_4=policies.flash_4)
     notes += grow_embeddings(model, num_embeddings, use_peft=train.use_peft, new_tokens=new_tokens)
     notes += filter(None, [generation_settings(train.model_name)[1]])
-    notes += adapter_notes(model, train, config.lora_config, config.llama_adapter_config)
+    if train.use_peft:
+        from policies.adapters.apply import adapter_notes  # peft takes seconds to import
+
+        notes += adapter_notes(model, train, config.lora_config, config.llama_adapter_config)
     if train.activation_offloading and device.type == "cpu":
         notes += ("activation_offloading: the device is the host itself, so nothing is saved",)
     checkpointing, checkpointing_notes = checkpointing_mode(

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import cast
 
 import torch
-from peft import PeftModel
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
-from transformers import PreTrainedModel
 
+from policies.adapters.adapted_model import base_model
 from policies.apply_policies import Policies
 from policies.attention.choice import WITHOUT_MASKS, attention_with_masks
 from policies.sharding import reshard, unwrap
@@ -34,7 +32,7 @@ def generating(model: nn.Module, policies: Policies, env: Environment) -> Iterat
     """
     # modules() begins with the root, so units[0] is the root unit.
     units = [module for module in model.modules() if isinstance(module, FSDPModule)]
-    training, inner = model.training, _transformers_model(model)
+    training, inner = model.training, base_model(unwrap(model))
     attention = inner.config.get_text_config()._attn_implementation
     whole = bool(units) and _fits(model, policies, env)
     if units and not whole:
@@ -63,12 +61,6 @@ def generating(model: nn.Module, policies: Policies, env: Environment) -> Iterat
         if attention in WITHOUT_MASKS:
             inner.set_attn_implementation(attention)
         model.train(training)
-
-
-def _transformers_model(model: nn.Module) -> PreTrainedModel:
-    """The transformers model below what wraps it."""
-    inner = unwrap(model)
-    return cast(PreTrainedModel, inner.get_base_model() if isinstance(inner, PeftModel) else inner)
 
 
 def _fits(model: nn.Module, policies: Policies, env: Environment) -> bool:

@@ -15,7 +15,6 @@ from data.processors.tokenizer_loading import num_rows_needed, special_ids, toke
 from data.sequences.ends import begins_with, end_ids
 from data.tokens.encoding import OneText
 from evaluation.generation import Generation, plan_generation
-from policies.adapters.targets import choose_targets
 from policies.loading import build_model
 from ranks.environment import Environment, print_rank_zero
 from reporting.data_preview import preview_data
@@ -133,6 +132,8 @@ def check_targets(resolved: Resolved) -> None:
     train = config.train_config
     is_new = train.use_peft and train.peft_method == "lora" and not train.from_peft_checkpoint
     if is_new and config.was_given("lora_config.target_modules"):
+        from policies.adapters.targets import choose_targets  # peft takes seconds to import
+
         # On the meta device, so that it takes neither time nor memory.
         dtype = resolved.policies.precision.storage_dtype
         choose_targets(build_model(train, resolved.model_config, resolved.task.AUTO_MODEL, dtype), config.lora_config)

@@ -15,8 +15,7 @@ from configs.training import TrainConfig
 from data.batches.layout import BatchLayout
 from data.batches.padding import PaddedWidth
 from policies.activations.checkpointing import Checkpointing, with_default_mode
-from policies.adapters.apply import find_saved_adapter, num_virtual_tokens
-from policies.adapters.targets import default_targets
+from policies.adapters.folder import find_saved_adapter, num_virtual_tokens
 from policies.apply_policies import Policies
 from policies.attention.choice import keep_documents_apart
 from policies.attention.flash_attention_4 import AttentionKind, attention_kinds, find_flash_attention_4
@@ -314,6 +313,8 @@ def with_default_targets(config: RunConfig, model_config: PreTrainedConfig) -> R
     train, given = config.train_config, config.was_given("lora_config.target_modules")
     if not train.use_peft or train.peft_method != "lora" or train.from_peft_checkpoint or given:
         return config
+    from policies.adapters.targets import default_targets  # peft takes seconds to import
+
     targets = default_targets(model_config, config.lora_config.target_modules)
     if targets == config.lora_config.target_modules:
         return config

@@ -20,10 +20,11 @@ def begin_process(argv: Sequence[str]) -> Callable[[], None]:
     # The order matters: nobody may keep a stream before it is replaced, and flags are refused before slow imports.
     keep_standard_streams()
     let_ctrl_c_end_this()
-    end_unless_flags_hold(argv)
+    config = end_unless_flags_hold(argv)
     quiet_imports()
     imports_ended = say_if_it_lasts("importing torch and transformers")
-    from utils.compat import import_bitsandbytes_without_inductor  # it imports torch
+    if config.train_config.use_peft:
+        from utils.compat import import_bitsandbytes_without_inductor  # it imports torch
 
-    import_bitsandbytes_without_inductor()
+        import_bitsandbytes_without_inductor()
     return imports_ended

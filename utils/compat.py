@@ -7,6 +7,7 @@ import ctypes
 import importlib
 import inspect
 import os
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,7 +23,14 @@ if TYPE_CHECKING:
 
 
 def import_bitsandbytes_without_inductor() -> None:
-    """Import bitsandbytes, if it is installed, before peft does.
+    """Import bitsandbytes, if it is installed, before peft does; peft imports it for every adapter (`peft.helpers`)."""
+    with without_inductor(), contextlib.suppress(ImportError):
+        importlib.import_module("bitsandbytes")
+
+
+@contextlib.contextmanager
+def without_inductor() -> Iterator[None]:
+    """A context in which bitsandbytes is imported without the compiler.
 
     Its import calls torch.compile for devices without kernels of its own, and so loads inductor: 1.3 of 7 seconds of a
     start. Without the compiler it falls back to uncompiled functions. Ends when it compiles at a first call.
@@ -30,8 +38,7 @@ def import_bitsandbytes_without_inductor() -> None:
     before = os.environ.get(_NO_DYNAMO)
     os.environ[_NO_DYNAMO] = "1"  # torch.compile looks here each time; torch._dynamo, which is imported, looked before
     try:
-        with contextlib.suppress(ImportError):
-            importlib.import_module("bitsandbytes")
+        yield
     finally:
         del os.environ[_NO_DYNAMO]
         if before is not None:

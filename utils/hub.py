@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import datasets
 from huggingface_hub import HfApi, try_to_load_from_cache
 
 from utils.errors import ConfigError, in_one_line
@@ -53,4 +52,6 @@ def explain(error: Exception) -> str:
 def _is_cached(name: str, kind: str) -> bool:
     if kind == "model":
         return isinstance(try_to_load_from_cache(name, "config.json"), str)
+    import datasets  # takes a second; a name of a model does not need it
+
     return (Path(datasets.config.HF_DATASETS_CACHE) / name.replace("/", "___")).is_dir()

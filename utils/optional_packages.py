@@ -74,8 +74,11 @@ def import_bitsandbytes(flag: str) -> ModuleType:
     Raises:
         ConfigError: as `import_optional`.
     """
-    return import_optional(
-        "bitsandbytes",
-        f"{flag}: needs bitsandbytes",
-        f"pip install '{requirement('bitsandbytes')}', or leave the flag out",
-    )
+    from utils.compat import without_inductor  # imports torch
+
+    with without_inductor():
+        return import_optional(
+            "bitsandbytes",
+            f"{flag}: needs bitsandbytes",
+            f"pip install '{requirement('bitsandbytes')}', or leave the flag out",
+        )

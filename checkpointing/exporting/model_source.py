@@ -12,7 +12,7 @@ from transformers.utils import GENERATION_CONFIG_NAME
 from checkpointing.exporting.stored_tensors import CheckpointTensors, StoredTensors
 from checkpointing.marks import foreign_file
 from checkpointing.state_json import check_state
-from policies.adapters.kinds import OWN_NAMES
+from policies.adapters.adapted_model import OWN_NAMES
 from policies.weights.stored import SafetensorsTensors, weight_files
 from run_folder.checkpoint_folder import (
     COMPLETE,

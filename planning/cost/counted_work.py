@@ -159,7 +159,7 @@ def _watched(model: nn.Module, leaves: dict[int, _Leaf]) -> Iterator[None]:
 def _by_weight(model: nn.Module, leaves: Mapping[int, _Leaf]) -> dict[int, tuple[_Leaf, int]]:
     """The forward of each linear layer, and its number of inputs and outputs, by the id of its weight.
 
-    The two matrices of an adapter are no calls of modules (policies/adapters/lora_layers.py); they meet the rows of
+    The two matrices of an adapter are no calls of modules (policies/adapters/lora_products.py); they meet the rows of
     their layer.
     """
     found: dict[int, tuple[_Leaf, int]] = {}

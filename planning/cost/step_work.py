@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import nn
 
 from data.batches.counts import BatchCounts
@@ -220,9 +219,8 @@ def _matrices_of_layers(planned: PlannedModel) -> tuple[dict[int, str], set[int]
 
 
 def _modules_of_adapters(layer: nn.Module) -> set[nn.Module]:
-    """The modules that peft has put into a layer, such as LoRA's A and B."""
-    adapted = [module for module in layer.modules() if isinstance(module, BaseTunerLayer)]
-    parts = [getattr(module, name) for module in adapted for name in module.adapter_layer_names]
+    """The modules that peft has put into a layer, such as LoRA's A and B. peft's own layers name them."""
+    parts = [getattr(m, name) for m in layer.modules() for name in getattr(m, "adapter_layer_names", ())]
     return {inner for part in parts if isinstance(part, nn.Module) for inner in part.modules()}
 
 

@@ -26,7 +26,7 @@ from transformers import PreTrainedModel
 from configs.fsdp import FsdpConfig
 from configs.run import RunConfig
 from configs.training import TrainConfig
-from policies.adapters.lora_layers import LORA_PRODUCTS
+from policies.adapters.lora_products import LORA_PRODUCTS
 from policies.quantization.float8_linear import FLOAT8_PRODUCTS
 from policies.quantization.quantized_experts import EXPERTS_PRODUCT
 from policies.quantization.quantized_linear import QUANTIZED_PRODUCTS

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from pathlib import Path
 from types import MethodType
 from typing import Any
 
@@ -18,9 +17,10 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from configs.adaptation import CANNOT_TRACE_DORA
-from configs.peft import DEFAULT_ADAPTER_LAYERS, LlamaAdapterConfig, LoraConfig, PrefixConfig
+from configs.peft import DEFAULT_ADAPTER_LAYERS, LlamaAdapterConfig, LoraConfig
 from configs.run import RunConfig
 from configs.training import TrainConfig
+from policies.adapters.folder import find_saved_adapter
 from policies.adapters.kinds import (
     METHODS,
     check_llama_adapter,
@@ -34,7 +34,6 @@ from policies.adapters.targets import left_out_notes, tied_notes
 from policies.wrapping import find_layers
 from utils.autocast import autocast
 from utils.errors import ConfigError, in_one_line
-from utils.small_files import read_json
 
 
 def apply_adapters(
@@ -95,19 +94,6 @@ def adapter_notes(
     return [f"adapter_layers: {num_layers}, all that this model has"] if shrinks else []
 
 
-def num_virtual_tokens(train: TrainConfig, prefix: PrefixConfig) -> int:
-    """Positions that a prefix takes from the rows; 0 without a prefix, or if the saved adapter cannot be read."""
-    if not train.use_peft or train.peft_method != "prefix":
-        return 0
-    if not train.from_peft_checkpoint:
-        return prefix.num_virtual_tokens
-    try:
-        saved = read_json(Path(train.from_peft_checkpoint).expanduser() / "adapter_config.json")
-        return int(saved.get("num_virtual_tokens", 0))
-    except (OSError, ValueError, TypeError, AttributeError, OverflowError):
-        return 0  # it is refused when it is loaded
-
-
 def store_adapters(model: nn.Module, dtype: torch.dtype) -> None:
     """Round the adapters. They were drawn or read in fp32, so a seed gives the same ones in either dtype."""
     for parameter in model.parameters():
@@ -145,25 +131,6 @@ def _compute_prompts_in_the_models_dtype(adapted: peft.PeftModel) -> peft.PeftMo
     for attention in attentions:
         attention.forward = MethodType(forward, attention)
     return adapted
-
-
-def find_saved_adapter(path: str) -> Path:
-    """The folder that --from_peft_checkpoint names.
-
-    Raises:
-        ConfigError: if no adapter lies there.
-    """
-    folder = Path(path).expanduser()
-    if not (folder / "adapter_config.json").is_file():
-        of_run = folder / "adapter"
-        remedy = of_run if (of_run / "adapter_config.json").is_file() else "a saved adapter's folder"
-        raise ConfigError(f"--from_peft_checkpoint: {path} holds no adapter_config.json; give {remedy}")
-    if not (folder / "adapter_model.safetensors").is_file():
-        raise ConfigError(
-            f"--from_peft_checkpoint: {path} holds no adapter_model.safetensors; "
-            "load the adapter with peft and save it again with save_pretrained"
-        )
-    return folder
 
 
 def _load_adapter(model: PreTrainedModel, train: TrainConfig, device: str) -> peft.PeftModel:

@@ -17,25 +17,11 @@ from utils.wording import plural
 METHODS = {"LORA": "lora", "ADAPTION_PROMPT": "llama_adapter", "PREFIX_TUNING": "prefix"}
 """--peft_method by peft's name of the kind."""
 
-OWN_NAMES = {
-    "LORA": ("lora_", "trainable_tokens_"),
-    "ADAPTION_PROMPT": ("adaption_",),
-    "PREFIX_TUNING": ("prompt_encoder.",),
-}
-"""Parts of names, by peft's kind: each of an adapter's own parameters has one of them in its name, and no other has."""
-
 LLAMA_ADAPTER_MODELS = ("gpt2", "llama", "mistral")
 """Model types for which peft knows how attention takes gated prompts."""
 
 PREFIX_MODELS = ("gemma2", "gemma3_text", "gpt2", "gpt_neox", "llama", "mistral", "opt", "phi3", "qwen2", "qwen3")
 """Model types whose attention reads a prefix from the cache as peft passes it; tests check each."""
-
-
-def is_own_name(model: peft.PeftModel, name: str) -> bool:
-    """Whether a PeftModel's parameter of this name is the adapter's own, and not its base model's."""
-    kind = model.peft_config[model.active_adapter].peft_type
-    assert kind is not None
-    return any(own in name for own in OWN_NAMES[kind])
 
 
 def lora_settings(

@@ -9,7 +9,6 @@ from transformers import PreTrainedConfig
 
 from configs.adaptation import CANNOT_TRACE_DORA, why_not_compiled, why_optimizer_not_compiled
 from configs.run import RunConfig
-from policies.adapters.saved import read_adapter_config
 from utils.device import DeviceFacts
 
 COMPILED_FAMILIES = frozenset(
@@ -69,6 +68,8 @@ def _what_hinders(config: RunConfig, model_type: str, device: DeviceFacts, was_c
     if (reason := why_not_compiled(config)) is not None:
         return reason
     if path := config.train_config.from_peft_checkpoint:
+        from policies.adapters.saved import read_adapter_config  # peft takes seconds to import
+
         settings = read_adapter_config(Path(path).expanduser(), "--from_peft_checkpoint")
         if getattr(settings, "use_dora", False):
             return CANNOT_TRACE_DORA

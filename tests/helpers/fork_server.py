@@ -41,7 +41,13 @@ LATE = ("bitsandbytes", "safetensors.torch", "torch.distributed.checkpoint", "to
 LATE += ("torch.utils.tensorboard", "tensorboard.plugins.hparams.plugin_data_pb2", "peft.tuners.lora.bnb")
 LATE += ("tools.export", "tools.generate", "numpy.ctypeslib", "pytest", "data.prompts", "rouge_score.rouge_scorer")
 LATE += ("multiprocessing.popen_fork", "rich._emoji_codes", "data.tokenizing", "torch.utils.serialization.config")
-LATE += ("torch.profiler._cupti_monitor",)
+LATE += (
+    "torch.profiler._cupti_monitor",
+    "policies.adapters.apply",
+    "policies.adapters.dora",
+    "policies.adapters.saved",
+)
+LATE += ("policies.adapters.lora_layers", "policies.adapters.new_tokens", "policies.adapters.targets")
 LATE += ("torch._inductor.compile_fx", "torch.utils.cpp_extension")  # 3 s of every run that compiles
 # Libraries read these once, while they are imported.
 READ_AT_IMPORT = ("HF_", "TRANSFORMERS_", "PYTHON", "OMP_", "TOKENIZERS_", "CUDA_", "LD_", "LC_", "LANG")

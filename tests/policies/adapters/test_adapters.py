@@ -15,8 +15,8 @@ from transformers import AutoModelForCausalLM
 
 from configs.peft import LoraConfig
 from policies.activations.checkpointing import Checkpointing, checkpointing_mode
-from policies.adapters.apply import find_saved_adapter
 from policies.adapters.dora import set_magnitudes
+from policies.adapters.folder import find_saved_adapter
 from policies.adapters.targets import choose_targets
 from resolving.resolved import resolve_lengths
 from tasks.causal_lm import CausalLM

@@ -16,9 +16,10 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 from transformers.pytorch_utils import Conv1D
 
-from policies.adapters import lora_layers
+from policies.adapters import lora_products
 from policies.adapters.dropout_masks import BLOCKS, PLACES, Dropout, mask_from_keys
-from policies.adapters.lora_layers import _bf16, _parts, project_down, project_up, use_lean_forward
+from policies.adapters.lora_layers import use_lean_forward
+from policies.adapters.lora_products import _bf16, _parts, project_down, project_up
 from tests.helpers.kept_by_compiled import compiled_layer
 from tests.helpers.processes import ROOT
 
@@ -202,7 +203,7 @@ def in_parts_on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
         return own_mm(left.double(), right.double()).to(out_dtype)
 
     monkeypatch.setattr(torch, "mm", mm)
-    monkeypatch.setattr(lora_layers, "_in_parts", lambda activations, adapter: activations == BF16)
+    monkeypatch.setattr(lora_products, "_in_parts", lambda activations, adapter: activations == BF16)
 
 
 @pytest.mark.parametrize(
