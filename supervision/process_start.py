@@ -6,8 +6,7 @@ from collections.abc import Callable, Sequence
 
 from supervision.exit_status import let_ctrl_c_end_this
 from supervision.failures import end_unless_flags_hold
-from utils.progress import say_if_it_lasts
-from utils.quiet import quiet_imports
+from utils.slow_imports import begin_imports
 from utils.streams import keep_standard_streams
 
 
@@ -21,8 +20,7 @@ def begin_process(argv: Sequence[str]) -> Callable[[], None]:
     keep_standard_streams()
     let_ctrl_c_end_this()
     config = end_unless_flags_hold(argv)
-    quiet_imports()
-    imports_ended = say_if_it_lasts("importing torch and transformers")
+    imports_ended = begin_imports()
     if config.train_config.use_peft:
         from utils.compat import import_bitsandbytes_without_inductor  # it imports torch
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import signal
+import sys
 from collections.abc import Callable
 
-from supervision.exit_status import let_ctrl_c_end_this
-from utils.progress import say_if_it_lasts
-from utils.quiet import quiet_imports
+from supervision.exit_status import REFUSED, let_ctrl_c_end_this
+from utils.errors import ConfigError
+from utils.printing import print_line
+from utils.slow_imports import begin_imports
 from utils.streams import keep_standard_streams
 
 
@@ -17,11 +19,19 @@ def begin_tool() -> None:
     let_ctrl_c_end_this()
 
 
-def begin_importing() -> Callable[[], None]:
-    """Begin a tool that imports torch. Returns a function to call when the imports have ended."""
+def begin_importing(read_flags: Callable[[], object]) -> Callable[[], None]:
+    """Begin a tool that imports torch, or end the process at once if `read_flags` refuses or shows the help.
+
+    Returns:
+        A function to call when the imports have ended.
+    """
     begin_tool()
-    quiet_imports()
-    return say_if_it_lasts("importing torch and transformers")
+    try:
+        read_flags()
+    except ConfigError as error:
+        print_line(f"error: {error}", to_stderr=True)
+        sys.exit(REFUSED)
+    return begin_imports()
 
 
 def begin_work() -> None:

@@ -18,17 +18,18 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from tools.answering.flags import chat_flags
+
 # Before the imports below: they take seconds, and some of them print.
 if __name__ == "__main__":
     from tools.beginning import begin_importing
 
-    imports_ended = begin_importing()
+    imports_ended = begin_importing(lambda: chat_flags(None, __doc__))
 
 import torch
 
 from tasks.generation import AnswerSettings
 from tools.answering.chat_form import ChatForm
-from tools.answering.flags import add_answer_flags, check_answer_flags
 from tools.answering.loading import load
 from tools.answering.prompts import check_text
 from tools.answering.session import ChatSession
@@ -57,7 +58,6 @@ def chat(given: argparse.Namespace) -> None:
     Raises:
         ConfigError: for a flag, or if a message of a pipe cannot be answered.
     """
-    check_answer_flags(given)
     if given.system is not None:
         check_text(given.system, "--system")
     template_kwargs = _template_kwargs(given.chat_template_kwargs)
@@ -169,18 +169,8 @@ def _template_kwargs(text: str | None) -> dict[str, Any]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m tools.chat", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("path", type=Path, help="a run, a checkpoint, an adapter's folder, or an exported folder")
-    parser.add_argument("--system", metavar="TEXT", help="the system's turn, before all others")
-    parser.add_argument(
-        "--chat_template_kwargs", metavar="JSON", help="what the template reads besides, as rows of chat_dataset have"
-    )
-    add_answer_flags(parser, max_new_tokens=512)
-    given = parser.parse_args(argv)
     quiet_tool()
-    return status_of(lambda: chat(given))
+    return status_of(lambda: chat(chat_flags(argv, __doc__)))
 
 
 if __name__ == "__main__":

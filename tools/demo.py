@@ -17,17 +17,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-# Before the imports below, which take a while.
-if __name__ == "__main__":
-    from tools.beginning import begin_tool
-
-    begin_tool()
-
-import torch
-
 from configs.datasets import BUILT_IN_FOLDER
-from data.dataset_functions.importing import load_dataset_file
-from tools.make_tiny_model import make_tiny_model
+from tools.beginning import begin_tool
 from utils.quiet import quiet_imports
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -52,6 +43,8 @@ FLAGS = {
 
 def num_processes() -> int:
     """Two, or fewer if there are fewer GPUs; two without any GPU."""
+    import torch  # takes seconds; --help does not wait for it
+
     return min(2, torch.cuda.device_count()) if torch.cuda.is_available() else 2
 
 
@@ -74,6 +67,8 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=Path("outputs/demo"), help="folder for the model and the run")
     parser.add_argument("--max_train_step", type=int, default=1000, help="fewer take less time, and say less")
     given = parser.parse_args()
+    from tools.make_tiny_model import make_tiny_model
+
     out = given.out
     model, run = out / "tiny-llama", out / "run"
     shutil.rmtree(run, ignore_errors=True)
@@ -92,6 +87,7 @@ def main() -> int:
 def show(run: Path) -> None:
     """Print the losses before and after, and the summary of a dialogue that the model has not seen."""
     quiet_imports()
+    from data.dataset_functions.importing import load_dataset_file
     from tasks.generation import AnswerSettings
     from tools.answering.loading import load
 
@@ -108,4 +104,5 @@ def show(run: Path) -> None:
 
 
 if __name__ == "__main__":
+    begin_tool()
     sys.exit(main())

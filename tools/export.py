@@ -21,11 +21,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from tools.serving.export_flags import export_flags
+
 # Before the imports below: they take seconds, and some of them print.
 if __name__ == "__main__":
     from tools.beginning import begin_importing
 
-    imports_ended = begin_importing()
+    imports_ended = begin_importing(lambda: export_flags(None, __doc__))
 
 import torch
 
@@ -93,24 +95,9 @@ def _short(dtype: torch.dtype) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m tools.export", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("path", type=Path, help="a run, a checkpoint's folder or .pt file, or an adapter's folder")
-    parser.add_argument("--to", type=Path, help="the folder to make; it must not exist")
-    parser.add_argument("--merge", action="store_true", help="merge a LoRA adapter into its base model")
-    parser.add_argument("--dtype", choices=DTYPES, help="of the weights; default: as stored; merged: as the base's")
-    parser.add_argument(
-        "--verify", action="store_true", help="compare logits too; needs memory for the whole model in fp32"
-    )
-    parser.add_argument("--base", help="the model that training started from, if the checkpoint does not say it")
-    parser.add_argument("--check", choices=CHECKS, action="append", default=[], help="does this program take it?")
-    parser.add_argument("--push_to_hub", metavar="NAME", help="upload it to NAME or OWNER/NAME, private if it is new")
-    parser.add_argument("--public", action="store_true", help="of --push_to_hub: let everybody read it")
-    given = parser.parse_args(argv)
     quiet_tool()
     return_freed_tensors()
-    return status_of(lambda: work(given))
+    return status_of(lambda: work(export_flags(argv, __doc__)))
 
 
 def work(given: argparse.Namespace) -> None:
@@ -119,8 +106,6 @@ def work(given: argparse.Namespace) -> None:
     Raises:
         ConfigError, TrainingError: see `export`, `tools.serving.checks` and `tools.hub_upload`.
     """
-    if given.public and given.push_to_hub is None:
-        raise ConfigError("--public: it belongs to --push_to_hub; give both, or neither")
     ready = None if given.to is not None else _as_it_is(given)
     place = find_place(given.push_to_hub, public=given.public) if given.push_to_hub is not None else None
     folder = ready or _exported(given, is_for_others=place is not None)
@@ -163,16 +148,7 @@ def _check(folder: ServedFolder, programs: Sequence[str]) -> None:
 
 
 def _as_it_is(given: argparse.Namespace) -> ServedFolder:
-    """The folder that is checked or uploaded without an export.
-
-    Raises:
-        ConfigError: if a new folder is asked for, or is needed.
-    """
-    for flag in ("merge", "dtype", "verify", "base"):
-        if getattr(given, flag):
-            raise ConfigError(f"--{flag}: it is for a new folder; give --to DIR as well")
-    if not given.check and given.push_to_hub is None:
-        raise ConfigError("--to: there is nothing to do; give --to DIR, --check or --push_to_hub")
+    """The folder that is checked or uploaded without an export."""
     return ready_folder(given.path.expanduser())
 
 

@@ -14,20 +14,20 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
+
+from tools.answering.flags import generate_flags
 
 # Before the imports below: they take seconds, and some of them print.
 if __name__ == "__main__":
     from tools.beginning import begin_importing
 
-    imports_ended = begin_importing()
+    imports_ended = begin_importing(lambda: generate_flags(None, __doc__))
 
 import torch
 
 from tasks.generation import AnswerSettings
 from tools.answering.chat_form import ChatForm, as_user_turn
-from tools.answering.flags import add_answer_flags, check_answer_flags
 from tools.answering.loading import LoadedModel, load
 from tools.answering.prompts import Prompt, check_text, read_prompts
 from tools.answering.trained_on import TrainedOn, trained_on
@@ -40,7 +40,6 @@ from utils.streams import refusal
 
 def answer_all(given: argparse.Namespace) -> None:
     """Print each prompt's answer, below the prompt if there are several."""
-    check_answer_flags(given)
     for text in given.prompt:
         if text or given.image is None:
             check_text(text)
@@ -100,18 +99,8 @@ def _answer(given: argparse.Namespace, prompt: Prompt, loaded: LoadedModel, chat
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m tools.generate", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("path", type=Path, help="an exported folder, an adapter's folder, a run, or a checkpoint")
-    parser.add_argument("--prompt", action="append", default=[], help="may be given several times")
-    parser.add_argument("--prompts", type=Path, help='a file: one per line, or JSON rows with "prompt" or "messages"')
-    parser.add_argument("--image", type=Path, help="a file, for a model of image and text")
-    parser.add_argument("--chat", action="store_true", help="each prompt is a user's turn in the chat template")
-    add_answer_flags(parser, max_new_tokens=128)
-    given = parser.parse_args(argv)
     quiet_tool()
-    return status_of(lambda: answer_all(given))
+    return status_of(lambda: answer_all(generate_flags(argv, __doc__)))
 
 
 if __name__ == "__main__":

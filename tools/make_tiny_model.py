@@ -13,6 +13,7 @@ import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 # Before the imports below, which take a while.
 if __name__ == "__main__":
@@ -21,13 +22,14 @@ if __name__ == "__main__":
     begin_tool()
 
 import fire
-import torch
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from tools.ending import status_of
 from utils.errors import ConfigError
 from utils.umask import follow_umask
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
 
 BOS, EOS, UNK = "<s>", "</s>", "<unk>"
 DEFAULT_DATA = Path(__file__).resolve().parent.parent / "datasets/samples/dialogue_summary"
@@ -72,6 +74,8 @@ def make_tokenizer(texts: Iterator[str], vocab_size: int) -> PreTrainedTokenizer
         show_progress=False,
     )
     tokenizer.train_from_iterator(texts, trainer)
+    from transformers import PreTrainedTokenizerFast  # takes seconds; --help does not wait for it
+
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         bos_token=BOS,
@@ -114,6 +118,9 @@ def make_tiny_model(
         raise ConfigError(f"--num_heads: {width} must be an even multiple of {heads}")
     if num_heads % (num_key_value_heads or num_heads):
         raise ConfigError(f"--num_key_value_heads: {heads} must be a multiple of {num_key_value_heads}")
+    import torch  # takes seconds; --help and refusals do not wait for it
+    from transformers import LlamaConfig, LlamaForCausalLM
+
     tokenizer = make_tokenizer(read_texts(Path(data)), vocab_size)
     tokenizer.model_max_length = max_position_embeddings
     config = LlamaConfig(

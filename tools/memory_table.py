@@ -24,14 +24,19 @@ FLAGS = ("--batch_size_training", "1", "--context_length", "2048", "--activation
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    given, flags = read_flags(argv)
+    return status_of(lambda: print_table(given.models, given.card, given.num_cards, flags))
+
+
+def read_flags(argv: Sequence[str] | None = None) -> tuple[argparse.Namespace, list[str]]:
+    """The flags, and after "--" those of the runs."""
     words = list(sys.argv[1:] if argv is None else argv)
     place = words.index("--") if "--" in words else len(words)
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="+", metavar="MODEL", help="folder with a config.json, or a name on the hub")
     parser.add_argument("--card", default="H100-80GB", help="the GPU (default %(default)s)")
     parser.add_argument("--num_cards", type=int, default=8, help="GPUs that share a model (default %(default)s)")
-    given = parser.parse_args(words[:place])
-    return status_of(lambda: print_table(given.models, given.card, given.num_cards, words[place + 1 :]))
+    return parser.parse_args(words[:place]), words[place + 1 :]
 
 
 def print_table(models: Sequence[str], card: str, num_cards: int, flags: Sequence[str]) -> None:
@@ -75,7 +80,7 @@ def _cell(hardware: str, flags: Sequence[str]) -> str:
 if __name__ == "__main__":
     from tools.beginning import begin_importing
 
-    imports_ended = begin_importing()
+    imports_ended = begin_importing(read_flags)
     import planning.planned_run  # noqa: F401
 
     imports_ended()

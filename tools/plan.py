@@ -18,8 +18,8 @@ from pathlib import Path
 
 from tools.beginning import begin_tool
 from tools.ending import status_of
-from utils.progress import say_if_it_lasts
-from utils.quiet import quiet_imports, quiet_libraries
+from utils.quiet import quiet_libraries
+from utils.slow_imports import begin_imports
 
 SCRIPT = Path(__file__).resolve().parent.parent / "finetuning.py"
 NUM_COMMANDS = 3
@@ -47,8 +47,7 @@ def find(argv: Sequence[str], sort: str) -> None:
     Raises:
         ConfigError: if no run could be planned.
     """
-    quiet_imports()
-    imports_ended = say_if_it_lasts("importing torch and transformers")
+    imports_ended = begin_imports()
     from configs.flags import parse_flags
     from planning.alternatives.find_runs import command_of, find_runs, find_table, sorted_runs
     from planning.alternatives.what_fits import predictor
