@@ -17,7 +17,7 @@ import torch
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AttentionInterface, PreTrainedConfig, PreTrainedModel
 
 from configs.run import RunConfig
-from configs.training import TrainConfig
+from configs.training import DEFAULT_CONTEXT_LENGTH, TrainConfig
 from data.batches.packing import Offsets
 from policies.attention.functions import attention_by_flash_4, attention_by_offsets
 from policies.attention.packing_leaks import LEAKS
@@ -59,6 +59,7 @@ def keep_documents_apart(
     Raises:
         ConfigError: if packing was asked for, and leaks whatever the kernels, or gives documents other positions.
     """
+    config = _keep_chunks(config, model_config)
     train, model_type = config.train_config, model_config.get_text_config().model_type
     is_shifted = model_type in POSITIONS_AFTER_PADDING
     leaks = model_type in LEAKS_WHEN_PACKED or (
@@ -75,6 +76,29 @@ def keep_documents_apart(
         if is_shifted:
             raise ConfigError(f"--batching_strategy: {reason}; give --batching_strategy padding")
         return config
+    note = f"--batching_strategy is padding: {reason}"
+    return replace(config, train_config=replace(train, batching_strategy="padding"), notes=(*config.notes, note))
+
+
+def _keep_chunks(config: RunConfig, model_config: PreTrainedConfig) -> RunConfig:
+    """The settings, with padding instead of packed rows whose documents would be cut elsewhere than alone.
+
+    Llama 4's chunks of attention, and the steps of its temperature, are counted from the start of the row.
+
+    Raises:
+        ConfigError: if packing was asked for.
+    """
+    train, text = config.train_config, model_config.get_text_config()
+    sizes = [getattr(text, name, None) for name in ("attention_chunk_size", "floor_scale")]
+    chunk = min(filter(None, sizes), default=None)
+    length = train.context_length or DEFAULT_CONTEXT_LENGTH
+    if train.batching_strategy != "packing" or chunk is None or length <= chunk:
+        return config
+    reason = f"{text.model_type} models count chunks of {chunk:,} tokens from the start of a row, not of its documents"
+    if config.was_given("train_config.batching_strategy"):
+        raise ConfigError(
+            f"--batching_strategy: {reason}; give --batching_strategy padding, or --context_length {chunk}"
+        )
     note = f"--batching_strategy is padding: {reason}"
     return replace(config, train_config=replace(train, batching_strategy="padding"), notes=(*config.notes, note))
 

@@ -291,6 +291,20 @@ def test_on_a_gpu_in_bf16_packed_documents_are_as_near_to_fp32_as_documents_alon
     assert not torch.equal(logits[0][:33], logits[1][:33])
 
 
+def test_rows_longer_than_a_chunk_of_attention_are_not_packed() -> None:
+    """Llama 4 counts chunks from the start of the row: packed, a document would be cut elsewhere than alone."""
+    config = transformers.Llama4TextConfig(attention_chunk_size=8192, floor_scale=8192)
+
+    def batching(*flags: str) -> str:
+        settings = parse_flags(["--model_name", "m", *flags])
+        return keep_documents_apart(settings, config, FP32, HOST).train_config.batching_strategy
+
+    assert batching() == batching("--context_length", "8192") == "packing"
+    assert batching("--context_length", "8193") == "padding"
+    with pytest.raises(ConfigError, match="chunks of 8,192 tokens"):
+        batching("--context_length", "8193", "--batching_strategy", "packing")
+
+
 @pytest.mark.parametrize("name", [*LEAKS_WHEN_PACKED, "qwen3_next"])
 def test_models_that_are_known_to_leak_do_leak_and_are_not_packed(name: str) -> None:
     torch.manual_seed(0)
