@@ -14,6 +14,7 @@ import torch
 from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 
 from configs.training import TrainConfig
+from policies.mxfp4 import forget_mxfp4
 from policies.pretrained import build_on_meta
 from policies.wrapping import num_known_ids
 from utils.compat import attention_of_capped_scores, caps_scores, has_sinks
@@ -58,6 +59,7 @@ def load_model_config(train: TrainConfig, *, needs_weights: bool = True) -> Pret
         model_config = AutoConfig.from_pretrained(train.model_name, trust_remote_code=train.trust_remote_code)
     except Exception as error:
         raise ConfigError(f"--model_name: {train.model_name!r} cannot be read ({explain(error)})") from error
+    forget_mxfp4(model_config)
     if getattr(model_config, "quantization_config", None) is not None:
         raise ConfigError(
             f"--model_name: the weights of {train.model_name} are stored quantized, and such weights cannot be "

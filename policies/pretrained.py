@@ -9,10 +9,12 @@ from typing import Any
 
 import torch
 from accelerate import init_empty_weights
-from transformers import GenerationConfig, PretrainedConfig, PreTrainedModel
+from transformers import AutoConfig, GenerationConfig, PretrainedConfig, PreTrainedModel
 from transformers.utils import GENERATION_CONFIG_NAME, cached_file
+from transformers.utils.quantization_config import Mxfp4Config
 
 from policies.generation_values import check_values
+from policies.mxfp4 import is_mxfp4
 from utils.compat import must_be_exact
 from utils.errors import in_one_line
 from utils.wording import plural
@@ -108,7 +110,10 @@ def read_whole(
         Exception: whatever transformers raises otherwise.
     """
     # Given, or transformers would refuse the model for a generation_config.json that it cannot read.
-    left_out = {"generation_config": GenerationConfig()} if generation_settings(name)[1] else {}
+    more: dict[str, Any] = {"generation_config": GenerationConfig()} if generation_settings(name)[1] else {}
+    # Else transformers keeps MXFP4 packed if it has kernels for it.
+    if is_mxfp4(AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code)):
+        more["quantization_config"] = Mxfp4Config(dequantize=True)
     model, report = auto_model.from_pretrained(
         name,
         dtype=dtype,
@@ -116,7 +121,7 @@ def read_whole(
         trust_remote_code=trust_remote_code,
         output_loading_info=True,
         **attention,
-        **left_out,
+        **more,
     )
     if missing := sorted(report.get("missing_keys", ())):
         raise MissingTensorsError(missing)

@@ -14,6 +14,7 @@ from checkpointing.exporting.model_source import ModelSource
 from checkpointing.exporting.stored_tensors import StoredTensors
 from data.processors.processor_loading import has_processor, read_processor
 from data.processors.tokenizer_loading import read_tokenizer
+from policies.mxfp4 import forget_mxfp4
 from policies.pretrained import MissingTensorsError, build_on_meta, read_whole
 from policies.weights.fitting import check_dtypes, describe_left_over, left_over, untie_what_differs
 from policies.weights.stored import SafetensorsTensors, weight_files
@@ -37,6 +38,7 @@ def read_model_config(settings: str) -> PretrainedConfig:
         config = AutoConfig.from_pretrained(settings, trust_remote_code=False)
     except Exception as error:
         raise describes_no_model(settings, error) from error
+    forget_mxfp4(config)
     if getattr(config, "quantization_config", None) is not None:
         raise ConfigError(f"{settings} describes quantized weights; give the full-precision model with --base")
     return config

@@ -32,8 +32,8 @@ from policies.weights.fitting import (
     untie_config,
     untie_what_differs,
 )
-from policies.weights.sources import FileWeights, RandomWeights, Stored, Target, Weights, WholeWeights
-from policies.weights.stored import SafetensorsTensors, weight_files
+from policies.weights.sources import FileWeights, RandomWeights, Target, Weights, WholeWeights
+from policies.weights.stored import SafetensorsTensors, Stored, weight_files
 from policies.weights.tensor_names import find_stored, plain_name, saved_buffers, shared_names
 from policies.wrapping import has_tied_embeddings, num_known_ids
 from ranks.agreement import check_agreement
@@ -162,6 +162,8 @@ def _match_files(
         return {}, f"there is neither {SAFE_WEIGHTS_NAME} nor {SAFE_WEIGHTS_INDEX_NAME}", []
     files = SafetensorsTensors(paths)
     notes = untie_what_differs(model, files)
+    if files.in_mxfp4:
+        notes.append(f"weights: {plural(len(files.in_mxfp4), 'tensor')} in MXFP4, dequantized as they are read")
     stored, difference = _find_each(model, files)
     check_dtypes(model, files.index, converts=bool(difference))
     if not difference and (extra := left_over(model, files.index)):
@@ -179,6 +181,6 @@ def _find_each(model: PreTrainedModel, files: SafetensorsTensors) -> tuple[dict[
         shape, wanted = files.index[key].shape, tuple(model.get_parameter(name).shape)
         if shape != wanted:
             return {}, f"{key} is {list(shape)} in them and {list(wanted)} in the model"
-        stored[name] = Stored(files.path_of[key], key)
-    stored |= {name: Stored(files.path_of[name], name) for name in saved_buffers(model) if name in files.index}
+        stored[name] = files.place_of(key)
+    stored |= {name: files.place_of(name) for name in saved_buffers(model) if name in files.index}
     return stored, ""

@@ -5,8 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -17,6 +16,7 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 from transformers import PreTrainedModel
 
 from policies.quantization.packing import PackedWeight
+from policies.weights.stored import Stored
 from policies.weights.tensor_names import plain_name
 from ranks.collectives import on_rank_zero
 from utils.compat import return_free_memory
@@ -77,13 +77,6 @@ class Weights(Protocol):
         """Write the values of `targets`, named as in the model without adapters. Every rank must call this."""
 
 
-class Stored(NamedTuple):
-    """A tensor in a safetensors file."""
-
-    path: Path
-    key: str
-
-
 @dataclass(frozen=True)
 class FileWeights:
     """Every rank reads its own slices from the safetensors files."""
@@ -104,21 +97,21 @@ class FileWeights:
                 with safe_open(path, framework="pt") as file:
                     for name, target in targets.items():
                         if self.stored[name].path == path:
-                            self._read(file, self.stored[name].key, target, device)
+                            self._read(file, self.stored[name], target, device)
                             bar.update(self._bytes_read(target))
 
     @staticmethod
-    def _read(file: Any, key: str, target: Target, device: torch.device) -> None:
+    def _read(file: Any, place: Stored, target: Target, device: torch.device) -> None:
         """Read what this rank keeps into memory of its own, freed at once; the rest stays on disk."""
         if target.packing is not None:
             # Blocks and scales run through the whole weight, so every rank quantizes all of it, one weight at a time.
-            whole = file.get_tensor(key).to(device, target.dtype)
-            target.check(whole, key)
+            whole = place.read(file, device=device).to(device, target.dtype)
+            target.check(whole, place.key)
             target.keep(whole)
             return
         local, index = local_part(target.tensor)
         if local.numel():
-            local.copy_(file.get_slice(key)[index] if index else file.get_tensor(key))
+            local.copy_(place.read(file, index, device))
 
     @staticmethod
     def _bytes_read(target: Target) -> int:

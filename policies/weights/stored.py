@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, cached_file
 from transformers.utils.hub import get_checkpoint_shard_files
 
+from policies.mxfp4 import BLOCKS, SCALES, dequantize_mxfp4, names_in_mxfp4, plain_shape
 from utils.errors import ConfigError
 from utils.git_lfs import PULL, is_pointer
 from utils.inside import leads_out
@@ -102,8 +103,42 @@ def read_entries(path: Path) -> dict[str, Entry]:
     return entries
 
 
+class Stored(NamedTuple):
+    """A tensor in safetensors files."""
+
+    path: Path
+    key: str
+    scales: Path | None = (
+        None  # of a tensor in MXFP4 the file with its scales; `key` and `path` are those of its blocks
+    )
+
+    def read(self, file: Any, part: tuple[slice, ...] = (), device: torch.device | str = "cpu") -> torch.Tensor:
+        """The tensor or a part of it; it may be a view of the file.
+
+        Args:
+            file: `path`, opened.
+            device: where MXFP4 is dequantized. Other tensors are on the CPU.
+        """
+        if self.scales is None:
+            return _part(file, self.key, part)
+        with safe_open(self.scales, framework="pt") as other:
+            scales = _part(other, self.key.removesuffix(BLOCKS) + SCALES, part[:1])
+            whole = dequantize_mxfp4(_part(file, self.key, part[:1]).to(device), scales.to(device))
+        return whole[(slice(None), *part[1:])]
+
+
+def _part(file: Any, key: str, part: tuple[slice, ...]) -> torch.Tensor:
+    tensor: torch.Tensor = file.get_slice(key)[part] if part else file.get_tensor(key)
+    return tensor
+
+
 class SafetensorsTensors:
     """The tensors of safetensors files: names, shapes and dtypes at once, values one at a time.
+
+    Tensors in MXFP4 count as those in bf16 that they stand for.
+
+    Attributes:
+        in_mxfp4: their names, and the files of their scales.
 
     Raises:
         ConfigError: if one cannot be read.
@@ -117,12 +152,22 @@ class SafetensorsTensors:
             entries = read_entries(path)
             self.index |= entries
             self.path_of |= dict.fromkeys(entries, path)
+        in_bytes = {name: entry.shape for name, entry in self.index.items() if entry.dtype == torch.uint8}
+        self.in_mxfp4 = {name: self.path_of[name + SCALES] for name in names_in_mxfp4(in_bytes)}
+        for name in self.in_mxfp4:
+            del self.index[name + BLOCKS], self.index[name + SCALES]
+            self.index[name] = Entry(plain_shape(in_bytes[name + BLOCKS]), torch.bfloat16)
+            self.path_of[name] = self.path_of[name + BLOCKS]
+
+    def place_of(self, name: str) -> Stored:
+        key = name + BLOCKS if name in self.in_mxfp4 else name
+        return Stored(self.path_of[name], key, self.in_mxfp4.get(name))
 
     def read(self, name: str) -> torch.Tensor:
         """The tensor, in memory of its own on the CPU."""
         with safe_open(self.path_of[name], framework="pt") as file:
             # get_tensor may be a view of the mapped file; a copy lets the file go.
-            return file.get_tensor(name).clone()
+            return self.place_of(name).read(file).clone()
 
     def are_equal(self, name: str, other: str, dtype: torch.dtype) -> bool:
         """Whether two tensors have the same values in this dtype. Rows are read until some differ."""

@@ -1,0 +1,65 @@
+"""gpt-oss as published, in MXFP4, is read, trained and exported as the same model in bf16."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from policies.weights.stored import SafetensorsTensors
+from tests.helpers.mxfp4_folder import dequantized_by_transformers, save_in_mxfp4
+from tests.helpers.processes import ProcessGroup, train_events
+from tests.helpers.reference import flags_for, lora_flags
+from tools.export import main as export
+
+SHARDED = ("--enable_fsdp",)
+
+
+@pytest.fixture(scope="module")
+def published(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_in_mxfp4(tmp_path_factory.mktemp("published") / "model", tiny_model)
+
+
+@pytest.fixture(scope="module")
+def plain(published: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return dequantized_by_transformers(published, tmp_path_factory.mktemp("plain") / "model")
+
+
+def test_its_tensors_are_those_that_transformers_dequantizes(published: Path, plain: Path) -> None:
+    found, expected = SafetensorsTensors(published.glob("*.safetensors")), load_file(plain / "model.safetensors")
+    assert found.index.keys() == expected.keys()
+    for name, tensor in expected.items():
+        assert torch.equal(found.read(name), tensor), name
+        assert (found.index[name].shape, found.index[name].dtype) == (tensor.shape, tensor.dtype)
+
+
+CASES = [
+    ("2 ranks, all weights", 2, SHARDED),
+    ("1 rank, nf4", 1, (*lora_flags(["q_proj", "v_proj"]), "--quantization", "4bit")),
+    ("2 ranks, nf4", 2, (*lora_flags(["q_proj", "v_proj"]), "--quantization", "4bit", *SHARDED)),
+]
+
+
+@pytest.mark.parametrize(("ranks", "given"), [case[1:] for case in CASES], ids=[case[0] for case in CASES])
+def test_it_trains_as_the_model_in_bf16_and_leaves_plain_weights(
+    ranks: int, given: tuple[str, ...], published: Path, plain: Path, process_group: ProcessGroup, tmp_path: Path
+) -> None:
+    losses = {}
+    for name, model in (("published", published), ("plain", plain)):
+        flags = flags_for(model, tmp_path / name, batching="padding", num_steps=2)
+        flags += ["--global_batch_size", "8", "--batch_size_training", "2", "--run_validation", "False", *given]
+        printed = process_group.train(flags, ranks)[0].stdout
+        assert ("weights: 4 tensors in MXFP4, dequantized as they are read" in printed) == (name == "published")
+        losses[name] = [(event["loss"], event["grad_norm"]) for event in train_events(tmp_path / name)]
+    assert losses["published"] == losses["plain"]
+    saved = tmp_path / "published/model"
+    if "--use_peft" in given:
+        saved = tmp_path / "merged"
+        assert export([str(tmp_path / "published/adapter"), "--to", str(saved), "--merge", "--verify"]) == 0
+        assert load_file(saved / "model.safetensors").keys() == load_file(plain / "model.safetensors").keys()
+    settings = json.loads((saved / "config.json").read_text())
+    assert "quantization_config" not in settings
+    assert not {"_experts_implementation", "experts_implementation"} & settings.keys()
