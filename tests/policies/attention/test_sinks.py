@@ -93,7 +93,11 @@ def run(attend: Any, tensors: list[torch.Tensor], dtype: torch.dtype) -> list[to
 def test_outputs_and_gradients_are_those_of_a_softmax_with_one_more_column(
     window: int, key_heads: int, seen_by_loss: str
 ) -> None:
-    """In fp64, where nothing hides behind rounding: without its share in the sum, a gradient is off by a third."""
+    """In fp64, where nothing hides behind rounding.
+
+    If the sums had no gradient, outputs would be right, and the gradients of queries and keys off by half, of first
+    tokens by all.
+    """
     tensors, offsets = make_inputs(LENGTHS, key_heads=key_heads), offsets_of(LENGTHS)
     if seen_by_loss == "first tokens":
         is_first = torch.zeros(sum(LENGTHS), dtype=torch.bool).index_fill(0, offsets[:-1].long(), True)
@@ -324,4 +328,4 @@ def test_on_a_gpu_in_bf16_kernels_are_as_near_to_fp32_as_a_plain_softmax(
             print(
                 f"{kernel}, {case}, window {window}, {key_heads} key heads: {name} {far:.2e}, plain {unavoidable:.2e}"
             )
-            assert far <= max(1.2 * unavoidable, 1e-2), name  # a dropped gradient of the sum is off by a third
+            assert far <= max(1.2 * unavoidable, 1e-2), name
