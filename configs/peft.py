@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from configs.setting import setting
 
 ALL_LINEAR = "all-linear"
-"""Means every linear layer but the output head, as in peft."""
+"""Means every linear layer but the output head, as in peft, and every expert of a mixture."""
 
 DEFAULT_ADAPTER_LAYERS = 30
 
@@ -22,7 +22,7 @@ class LoraConfig:
     )
     target_modules: tuple[str, ...] = setting(
         ("q_proj", "v_proj"),
-        "names of the linear layers that get an adapter; all-linear: all but the output head",
+        "names of the linear layers, or experts, that get an adapter; all-linear: all but the output head",
     )
     lora_dropout: float = setting(0.05, "dropout probability of the adapter's inputs", minimum=0, exclusive_maximum=1)
     use_rslora: bool = setting(

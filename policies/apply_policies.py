@@ -102,6 +102,7 @@ def adapt_model(
     if train.use_peft:
         # Here, since peft takes seconds to import: runs without adapters do not wait for it.
         from policies.adapters.apply import apply_adapters, store_adapters
+        from policies.adapters.expert_products import use_grouped_factors
         from policies.adapters.lora_layers import use_lean_forward
         from policies.adapters.new_tokens import use_lean_tokens
 
@@ -109,6 +110,7 @@ def adapt_model(
         store_adapters(wrapped, policies.precision.adapter_dtype)
         # After peft, whose forwards these replace (docs/decisions.md, Adapters and quantization).
         use_lean_forward(wrapped)
+        use_grouped_factors(base)
         use_lean_tokens(wrapped)
     # 2. freeze: adapters froze what they need frozen
     if train.freeze_layers:

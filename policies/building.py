@@ -77,7 +77,7 @@ def build_empty(
     if train.use_peft:
         from policies.adapters.apply import adapter_notes  # peft takes seconds to import
 
-        notes += adapter_notes(model, train, config.lora_config, config.llama_adapter_config)
+        notes += adapter_notes(model, train, config.lora_config, config.llama_adapter_config, device)
     if train.activation_offloading and device.type == "cpu":
         notes += ("activation_offloading: the device is the host itself, so nothing is saved",)
     checkpointing, checkpointing_notes = checkpointing_mode(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from torch import nn
@@ -112,19 +112,28 @@ def _reads_source(name_in_decoder: str | None) -> bool:
 def shares_of_experts(model: Any) -> dict[int, float]:
     """The fraction of a mixture's experts that a token is routed to, by the ids of their parameters; empty without.
 
-    Experts are one parameter `[experts, ...]` of a module of that name, or a list of modules.
+    Experts are one parameter `[experts, ...]` of a module of that name, or a list of modules. The factors of their
+    adapters are inside a wrapper of that name: [experts * r, in] and [out, r * experts].
     """
     num_met = getattr(model.config.get_text_config(), "num_experts_per_tok", None)
     if not num_met:
         return {}
     return {
-        id(weights.parameter): num_met / (len(module) if isinstance(module, nn.ModuleList) else weights.shape[0])
+        id(weights.parameter): num_met / _num_experts(module, weights.shape)
         for name, module in model.named_modules()
         # The router is no part of `experts`: every token meets all of it.
         if name.rpartition(".")[2] == "experts"
         for weights in count_weights(module)
         if len(weights.shape) > 1
     }
+
+
+def _num_experts(module: Any, shape: Sequence[int]) -> int:
+    """How many experts share a tensor of this shape inside a module of experts."""
+    if isinstance(module, nn.ModuleList):
+        return len(module)
+    num_experts: int = shape[0] if len(shape) == 3 else getattr(module, "num_experts", shape[0])
+    return num_experts
 
 
 def _matrices(model: Any) -> tuple[list[Counted], list[Counted]]:

@@ -17,6 +17,7 @@ class DeviceFacts(NamedTuple):
     memory_bytes: int  # by its driver; for a CPU the host's memory
     has_bf16: bool  # whether it computes in bf16 natively. A CPU emulates it, so bf16 is not its default
     has_float8: bool = False  # whether it multiplies float8: NVIDIA cards of compute capability 8.9 and higher
+    has_grouped_products: bool = False  # whether torch multiplies all experts by one kernel: capability 9.0 and higher
 
 
 def facts_of(device: torch.device) -> DeviceFacts:
@@ -28,4 +29,10 @@ def facts_of(device: torch.device) -> DeviceFacts:
     properties = torch.cuda.get_device_properties(device)
     capability = torch.cuda.get_device_capability(device)
     has_float8 = capability >= (8, 9) and torch.version.hip is None
-    return DeviceFacts("cuda", properties.total_memory, has_bf16=capability[0] >= 8, has_float8=has_float8)
+    return DeviceFacts(
+        "cuda",
+        properties.total_memory,
+        has_bf16=capability[0] >= 8,
+        has_float8=has_float8,
+        has_grouped_products=capability[0] >= 9,
+    )

@@ -12,6 +12,8 @@ import torch
 from checkpointing.exporting.adapters import load_adapter_config, put_adapter
 from checkpointing.exporting.blueprint import load_full, load_pretrained
 from checkpointing.exporting.model_source import ModelSource
+from policies.adapters.expert_products import use_grouped_factors
+from policies.experts.forward import compute_by_products
 from utils.errors import ConfigError, TrainingError
 
 # The largest difference that random rounding makes varies by less than this factor between two draws.
@@ -43,7 +45,12 @@ def load_model(
     """
     if not source.is_adapter:
         return load_full(source, auto_model, dtype, say)
-    return put_adapter(load_pretrained(str(source.base), auto_model, dtype), source, load_adapter_config(source))[0]
+    base = load_pretrained(str(source.base), auto_model, dtype)
+    adapted, _ = put_adapter(base, source, load_adapter_config(source))
+    # As in training: for each token peft would add products as large as all experts to their weights.
+    compute_by_products(base)
+    use_grouped_factors(base)
+    return adapted
 
 
 def check_logits(

@@ -160,7 +160,7 @@ def _by_weight(model: nn.Module, leaves: Mapping[int, _Leaf]) -> dict[int, tuple
     """The forward of each linear layer, and its number of inputs and outputs, by the id of its weight.
 
     The two matrices of an adapter are no calls of modules (policies/adapters/lora_products.py); they meet the rows of
-    their layer.
+    their layer. Those of experts are left out, as experts are: how many rows meet them, no module says.
     """
     found: dict[int, tuple[_Leaf, int]] = {}
     modules: list[Any] = list(model.modules())
@@ -169,7 +169,7 @@ def _by_weight(model: nn.Module, leaves: Mapping[int, _Leaf]) -> dict[int, tuple
             found[id(module.weight)] = leaves[id(module)], module.in_features + module.out_features
     for layer in modules:
         base = getattr(layer, "base_layer", None)
-        if base is not None and hasattr(layer, "lora_A"):
+        if base is not None and hasattr(base, "weight") and hasattr(layer, "lora_A"):
             for part in (*layer.lora_A.values(), *layer.lora_B.values()):
                 of_layer = _Leaf(found[id(base.weight)][0].num_rows, has_backward=True)
                 found[id(part.weight)] = of_layer, sum(part.weight.shape)

@@ -213,7 +213,8 @@ def _matrices_of_layers(planned: PlannedModel) -> tuple[dict[int, str], set[int]
     for layer, mode in planned.empty.checkpointing.of_layers(planned.adapted.base):
         mode_of |= {id(parameter): mode for parameter in layer.parameters() if parameter.dim() > 1}
         of_adapters = _modules_of_adapters(layer)
-        linears = [m.weight for m in layer.modules() if hasattr(m, "in_features") and m not in of_adapters]
+        modules = [m for m in layer.modules() if m not in of_adapters]
+        linears = [m.weight for m in modules if hasattr(m, "in_features") and hasattr(m, "weight")]
         last |= {id(linears[-1])} if linears else set()
     return mode_of, last
 

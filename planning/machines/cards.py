@@ -56,6 +56,11 @@ class Card:
         """Whether runs here multiply float8 on it, as `utils.device.facts_of` decides it."""
         return self.is_gpu and self.maker == "NVIDIA" and (self.compute_capability or (8, 9)) >= (8, 9)
 
+    @property
+    def has_grouped_products(self) -> bool:
+        """Whether torch multiplies all experts by one kernel on it, as `utils.device.facts_of` decides it."""
+        return self.is_gpu and (self.compute_capability or (9, 0)) >= (9, 0)
+
 
 CARDS = (
     # float8 by the same sources: half of the sparse rates 3958, 3341, 3958, 9000, 485 and 1466; the RTX 4090's is with

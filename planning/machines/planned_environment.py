@@ -100,6 +100,10 @@ def planned_environment(hardware: Hardware, train: TrainConfig) -> Environment:
         local_world_size=local_world_size,
         launched=train.enable_fsdp or world_size > 1,
         planned_device=DeviceFacts(
-            "cuda" if card.is_gpu else "cpu", int(card.memory_gib * GIB), card.has_bf16, card.has_float8
+            "cuda" if card.is_gpu else "cpu",
+            int(card.memory_gib * GIB),
+            card.has_bf16,
+            card.has_float8,
+            card.has_grouped_products,
         ),
     )

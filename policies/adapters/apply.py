@@ -10,7 +10,7 @@ from typing import Any
 import peft
 import torch
 from peft.tuners.adaption_prompt.layer import AdaptedAttention, AdaptedAttentionGPT
-from peft.tuners.lora import LoraLayer
+from peft.tuners.lora import LoraLayer, ParamWrapper
 from peft.tuners.prefix_tuning import PrefixEncoder
 from safetensors.torch import load_file
 from torch import nn
@@ -29,10 +29,13 @@ from policies.adapters.kinds import (
     lora_settings,
     prefix_settings,
 )
+from policies.adapters.lora_layers import adapts_linear, drop_inputs
 from policies.adapters.saved import attach_adapter, check_base_is_unchanged, read_adapter_config, set_adapter
-from policies.adapters.targets import left_out_notes, tied_notes
+from policies.adapters.target_notes import target_notes
+from policies.experts.finding import find_experts
 from policies.wrapping import find_layers
 from utils.autocast import autocast
+from utils.device import DeviceFacts
 from utils.errors import ConfigError, in_one_line
 
 
@@ -66,6 +69,8 @@ def apply_adapters(
     except ValueError as error:  # a kind of layer that it takes in most families only
         raise ConfigError(f"--use_peft: peft cannot adapt this model ({in_one_line(error)})") from error
     _draw_adapter(adapted, train.seed)
+    if isinstance(settings, peft.LoraConfig) and settings.target_parameters and config.lora_config.lora_dropout:
+        drop_inputs(adapted, config.lora_config.lora_dropout)
     return _compute_prompts_in_the_models_dtype(adapted)
 
 
@@ -81,13 +86,17 @@ def _new_settings(
 
 
 def adapter_notes(
-    model: PreTrainedModel, train: TrainConfig, lora: LoraConfig, llama_adapter: LlamaAdapterConfig
+    model: PreTrainedModel,
+    train: TrainConfig,
+    lora: LoraConfig,
+    llama_adapter: LlamaAdapterConfig,
+    device: DeviceFacts,
 ) -> list[str]:
     """Lines to print about the adapter that these settings give this model."""
     if not train.use_peft or train.from_peft_checkpoint:
         return []
     if train.peft_method == "lora":
-        return [*left_out_notes(model, lora), *tied_notes(model, lora.target_modules)]
+        return target_notes(model, lora, device)
     num_layers = len(find_layers(model.get_decoder()))
     asked = llama_adapter.adapter_layers or DEFAULT_ADAPTER_LAYERS
     shrinks = train.peft_method == "llama_adapter" and 0 < num_layers < asked
@@ -144,6 +153,7 @@ def _load_adapter(model: PreTrainedModel, train: TrainConfig, device: str) -> pe
         adapted, own_names = attach_adapter(model, settings, device=device)
         tensors = load_file(folder / "adapter_model.safetensors")
         set_adapter(adapted, own_names, {name: tensor.to(device) for name, tensor in tensors.items()})
+        _check_parameters(model)
     except Exception as error:
         raise ConfigError(f"--from_peft_checkpoint: {path} does not fit this model ({in_one_line(error)})") from error
     return _compute_prompts_in_the_models_dtype(adapted)
@@ -180,10 +190,26 @@ def _check_saved(model: PreTrainedModel, settings: Any, train: TrainConfig) -> N
 
 def _more_than_lora(settings: peft.LoraConfig) -> list[str]:
     """The settings of an adapter that go beyond LoRA's factors and DoRA's magnitudes."""
-    names = ["modules_to_save", "trainable_token_indices", "target_parameters", "layer_replication", "lora_bias"]
+    names = ["modules_to_save", "trainable_token_indices", "layer_replication", "lora_bias"]
     names += ["use_qalora", "alora_invocation_tokens", "arrow_config", "ensure_weight_tying"]
     # Newer versions of peft mark other ways of computing.
     names += [field.name for field in dataclasses.fields(settings) if field.metadata.get("is_lora_variant")]
     # DoRA is such a variant, too, and the one that is supported.
     more = [name for name in dict.fromkeys(names) if name != "use_dora" and getattr(settings, name, None)]
     return more + (["bias"] if settings.bias != "none" else [])
+
+
+def _check_parameters(model: PreTrainedModel) -> None:
+    """Refuse adapters of parameters that are neither experts nor weights of linear layers, which peft computes whole.
+
+    Raises:
+        ValueError: with the first.
+    """
+    experts = {id(module) for module in find_experts(model).values()}
+    for name, module in model.named_modules():
+        if (
+            isinstance(module, ParamWrapper)
+            and not adapts_linear(module)
+            and id(module.get_base_layer()) not in experts
+        ):
+            raise ValueError(f"{name}.{module.parameter_name} is neither an expert nor a linear layer's weight")

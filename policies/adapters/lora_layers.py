@@ -10,10 +10,10 @@ tensor cores.
 from __future__ import annotations
 
 from types import MethodType
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
-from peft.tuners.lora import Linear
+from peft.tuners.lora import Linear, LoraLayer, ParamWrapper
 from torch import nn
 
 from policies.adapters.dropout_masks import draw_dropout
@@ -22,12 +22,24 @@ from policies.adapters.lora_products import project_down, project_up
 
 def use_lean_forward(model: nn.Module) -> None:
     """Give every plain LoRA layer a forward that computes the same, keeps less and is faster."""
-    plain: list[Any] = [m for m in model.modules() if isinstance(m, Linear) and _is_plain(m)]
+    plain: list[Any] = [m for m in model.modules() if adapts_linear(m) and _is_plain(m)]
     for layer in plain:
         layer.forward = MethodType(_forward, layer)  # one function, so one compiled graph, for all layers
 
 
-def _is_plain(layer: Linear) -> bool:
+def adapts_linear(layer: nn.Module) -> TypeGuard[LoraLayer]:
+    """Whether this is peft's layer around a linear one, or its wrapper around the weight of one."""
+    of_weight = isinstance(layer, ParamWrapper) and isinstance(layer.get_base_layer(), nn.Linear)
+    return isinstance(layer, Linear) or (of_weight and layer.parameter_name == "weight")
+
+
+def drop_inputs(model: nn.Module, p: float) -> None:
+    """Give the adapters of linear layers their dropout, which peft refuses if there are adapters of parameters."""
+    for layer in filter(adapts_linear, model.modules()):
+        layer.lora_dropout.update({name: nn.Dropout(p) for name in layer.lora_dropout})
+
+
+def _is_plain(layer: LoraLayer) -> bool:
     # DoRA and other variants compute more than two products; peft's own forward serves them.
     return not layer.lora_variant and all(b.bias is None for b in layer.lora_B.values())
 

@@ -13,6 +13,7 @@ import peft
 import torch
 from torch import nn
 
+from policies.adapters.expert_targets import plain_shapes
 from policies.adapters.patterns import try_patterns
 from utils.compat import loses_prefix
 from utils.errors import ConfigError, in_one_line
@@ -106,7 +107,8 @@ def attach_adapter(
     try_patterns(model, settings)
     of_base = {id(parameter) for parameter in model.parameters()}
     # low_cpu_mem_usage: peft then makes parameters on the meta device, and draws nothing.
-    adapted = cast(peft.PeftModel, peft.get_peft_model(model, settings, low_cpu_mem_usage=True))
+    with plain_shapes(model):
+        adapted = cast(peft.PeftModel, peft.get_peft_model(model, settings, low_cpu_mem_usage=True))
     own = {name: parameter for name, parameter in adapted.named_parameters() if id(parameter) not in of_base}
     for name, parameter in own.items():
         owner, _, attribute = name.rpartition(".")

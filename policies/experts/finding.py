@@ -16,6 +16,10 @@ class ExpertWeight(NamedTuple):
     out_features: int
     is_transposed: bool  # [experts, in, out]; else [experts, out, in], as nn.Linear has it
 
+    @property
+    def num_weights(self) -> int:
+        return self.num_experts * self.in_features * self.out_features
+
 
 def find_experts(model: nn.Module) -> dict[str, Any]:
     """The modules of experts, by name, whose products transformers lets others compute.

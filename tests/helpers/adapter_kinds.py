@@ -10,6 +10,7 @@ import peft
 from configs.flags import parse_flags
 from configs.run import RunConfig
 from policies.adapters.apply import adapter_notes, apply_adapters
+from utils.device import DeviceFacts
 
 LINEAR = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 LORA = ["--lora_config.r", "4", "--lora_config.lora_dropout", "0"]
@@ -48,4 +49,5 @@ def adapt(model: Any, config: RunConfig) -> Any:
 
 
 def notes_on(model: Any, config: RunConfig) -> list[str]:
-    return adapter_notes(model, config.train_config, config.lora_config, config.llama_adapter_config)
+    cpu = DeviceFacts("cpu", 2**36, has_bf16=False)
+    return adapter_notes(model, config.train_config, config.lora_config, config.llama_adapter_config, cpu)

@@ -73,10 +73,10 @@ def test_a_vision_encoder_inside_the_decoder_is_no_part_of_the_language_model() 
 def test_lora_means_the_language_model_and_a_tower_only_by_a_name_of_its_own() -> None:
     model = make("llava")
     linears = {name for name, module in model.named_modules() if isinstance(module, nn.Linear)}
-    chosen = choose_targets(model, LoraConfig())
+    chosen = choose_targets(model, LoraConfig()).modules
     assert set(chosen) == {name for name in linears if "language_model" in name and name[-6:] in ("q_proj", "v_proj")}
-    assert "fc1" in choose_targets(model, LoraConfig(target_modules=("q_proj", "fc1")))  # CLIP's alone
-    every = choose_targets(model, LoraConfig(target_modules=("all-linear",)))
+    assert "fc1" in choose_targets(model, LoraConfig(target_modules=("q_proj", "fc1"))).modules  # CLIP's alone
+    every = choose_targets(model, LoraConfig(target_modules=("all-linear",))).modules
     assert every
     assert all("language_model" in name for name in every)
 
@@ -84,7 +84,9 @@ def test_lora_means_the_language_model_and_a_tower_only_by_a_name_of_its_own() -
 @pytest.mark.parametrize("name", MODELS)
 def test_the_default_targets_are_queries_and_values_of_the_language_model(name: str) -> None:
     model, config = make(name), MODELS[name]()[0]
-    targets = choose_targets(model, LoraConfig(target_modules=default_targets(config, LoraConfig().target_modules)))
+    targets = choose_targets(
+        model, LoraConfig(target_modules=default_targets(config, LoraConfig().target_modules))
+    ).modules
     assert {target.rpartition(".")[2] for target in targets} in ({"q_proj", "v_proj"}, {"q", "v"})
     text = config.get_text_config()
     num_attentions = 3 if text.is_encoder_decoder else 1  # of the encoder, of the decoder, and between them

@@ -18,6 +18,7 @@ from policies.activations.checkpointing import Checkpointing, checkpointing_mode
 from policies.adapters.dora import set_magnitudes
 from policies.adapters.folder import find_saved_adapter
 from policies.adapters.targets import choose_targets
+from policies.experts.finding import find_experts
 from resolving.resolved import resolve_lengths
 from tasks.causal_lm import CausalLM
 from tests.helpers.adapter_kinds import LINEAR, adapt, config_of, notes_on
@@ -58,12 +59,24 @@ def test_all_linear_is_every_linear_layer_but_the_head(name: str) -> None:
     assert len([m for m in adapted.modules() if isinstance(m, LoraLayer)]) == 2 * (4 if name == "gpt2" else 7)
 
 
-def test_all_linear_leaves_experts_that_are_one_tensor_as_they_are() -> None:
-    """peft's own keyword takes them in, with a rank of its own, and cannot under the default dropout."""
-    adapted = adapt(make_model("mixtral"), config_of("--lora_config.target_modules", "all-linear"))
-    found = {path.rpartition(".")[2] for path, module in adapted.named_modules() if isinstance(module, LoraLayer)}
-    assert found == {"q_proj", "k_proj", "v_proj", "o_proj"}
-    assert not adapted.peft_config["default"].target_parameters
+def test_all_linear_takes_experts_in_with_the_rank_of_all_and_linear_layers_keep_their_dropout() -> None:
+    """peft's own keyword gives experts another rank, and cannot under the default dropout."""
+    model, config = make_model("mixtral"), config_of("--lora_config.target_modules", "all-linear")
+    weights = sum(p.numel() for n, p in model.named_parameters() if n.endswith(("gate_up_proj", "down_proj"))) / 1e6
+    assert notes_on(model, config) == [
+        f"target_modules: experts of 2 layers, {weights:,.1f} million weights",
+        "lora_dropout 0.05: of linear layers' inputs alone; peft has none for experts",
+    ]
+    adapted = adapt(model, config)
+    layers = {path: module for path, module in adapted.named_modules() if isinstance(module, LoraLayer)}
+    found = {path.rpartition(".")[2] for path in layers}
+    assert found == {"q_proj", "k_proj", "v_proj", "o_proj", "experts", "base_layer"}
+    assert {layer.r["default"] for layer in layers.values()} == {8}
+    dropout = {path: getattr(layer.lora_dropout["default"], "p", 0.0) for path, layer in layers.items()}
+    assert all(p == (0.05 if "attn" in path else 0) for path, p in dropout.items())
+    settings = adapted.peft_config["default"]
+    assert sorted(settings.target_parameters) == ["experts.down_proj", "experts.gate_up_proj"]
+    assert settings.lora_dropout == 0  # else peft would not load it
 
 
 def test_linear_layers_of_a_family_s_own_are_adapted_if_they_are_that() -> None:
@@ -83,7 +96,7 @@ def test_linear_layers_of_a_family_s_own_are_adapted_if_they_are_that() -> None:
     )
     groups = AutoModelForCausalLM.from_config(config)
     names = {name.rpartition(".")[2] for name, module in groups.named_modules() if isinstance(module, nn.Linear)}
-    found = choose_targets(groups, LoraConfig(target_modules=("q_b_proj", "o_b_proj")))
+    found = choose_targets(groups, LoraConfig(target_modules=("q_b_proj", "o_b_proj"))).modules
     assert found == ["q_b_proj", "o_b_proj"]
     assert "o_a_proj" in names
     with pytest.raises(ConfigError, match="o_a_proj: LoRA takes linear layers and embeddings only"):
@@ -92,7 +105,7 @@ def test_linear_layers_of_a_family_s_own_are_adapted_if_they_are_that() -> None:
         falcon = AutoModelForCausalLM.from_config(
             transformers.FalconConfig(vocab_size=64, hidden_size=32, num_hidden_layers=1, num_attention_heads=4)
         )
-    found = choose_targets(falcon, LoraConfig(target_modules=("all-linear",)))
+    found = choose_targets(falcon, LoraConfig(target_modules=("all-linear",))).modules
     assert {name.rpartition(".")[2] for name in found} == {"query_key_value", "dense", "dense_h_to_4h", "dense_4h_to_h"}
 
 
@@ -143,20 +156,18 @@ WITH_DENSE_LAYERS_CALLED_LIKE_EXPERTS = {
 
 
 @pytest.mark.parametrize("name", WITH_DENSE_LAYERS_CALLED_LIKE_EXPERTS)
-def test_all_linear_leaves_out_what_peft_takes_for_experts_and_peft_loads_the_rest(name: str, tmp_path: Path) -> None:
+def test_all_linear_names_layers_called_like_experts_so_that_peft_loads_them(name: str, tmp_path: Path) -> None:
+    """By their parameters: peft would move the names of the layers to the experts."""
     of = WITH_DENSE_LAYERS_CALLED_LIKE_EXPERTS[name]
     model, untouched = (AutoModelForCausalLM.from_config(of, experts_implementation="eager") for _ in "ab")
     untouched.load_state_dict(model.state_dict())
     linear = {path for path, module in model.named_modules() if isinstance(module, nn.Linear)} - {"lm_head"}
-    left_out = {path for path in linear if path.endswith(("gate_proj", "up_proj", "down_proj"))}
+    experts = set(find_experts(model))
     config = config_of("--lora_config.target_modules", "all-linear")
-    assert notes_on(model, config) == [
-        f"target_modules all-linear: leaves out 6 of {len(linear)} linear layers, those called down_proj, gate_proj, "
-        f"up_proj, since peft takes these names of {name} models for the experts"
-    ]
     adapted = adapt(model, config)
     layers = {path for path, module in adapted.named_modules() if isinstance(module, LoraLayer)}
-    assert {path.removeprefix("base_model.model.") for path in layers} == linear - left_out
+    found = {path.removeprefix("base_model.model.") for path in layers}
+    assert found == linear | experts | {f"{path}.base_layer" for path in experts}
 
     with torch.no_grad():
         for path, parameter in adapted.named_parameters():
@@ -174,16 +185,47 @@ def test_all_linear_leaves_out_what_peft_takes_for_experts_and_peft_loads_the_re
     assert torch.allclose(loaded.merge_and_unload()(ids).logits, expected, atol=1e-5)
 
 
-@pytest.mark.parametrize("targets", ["q_proj,down_proj", "up_proj,gate_proj", "model.layers.0.mlp.down_proj"])
-def test_names_of_dense_layers_that_peft_takes_for_experts_are_refused(targets: str) -> None:
-    """It would adapt the experts of the other layers in place of these, in silence."""
+def with_a_dense_layer() -> Any:
+    """Layer 0 is dense, layer 1 has experts."""
     config = transformers.Qwen3MoeConfig(
         **LLAMA_LIKE, head_dim=8, num_experts=2, num_experts_per_tok=1, mlp_only_layers=[0]
     )
-    model = AutoModelForCausalLM.from_config(config)
-    with pytest.raises(ConfigError, match=r"peft takes .* of qwen3_moe models for the experts.*q_proj"):
-        choose_targets(model, LoraConfig(target_modules=tuple(targets.split(","))))
-    assert choose_targets(model, LoraConfig(target_modules=("o_proj",))) == ["o_proj"]
+    return AutoModelForCausalLM.from_config(config)
+
+
+@pytest.mark.parametrize(
+    ("targets", "modules", "parameters"),
+    [
+        ("q_proj,down_proj", ["q_proj"], ["down_proj.weight", "experts.down_proj"]),
+        ("up_proj,gate_proj", [], ["gate_proj.weight", "up_proj.weight"]),
+        ("model.layers.0.mlp.down_proj", [], ["down_proj.weight"]),
+        ("o_proj,experts", ["o_proj"], ["experts.gate_up_proj", "experts.down_proj"]),
+        ("layers.1.mlp.experts.gate_up_proj", [], ["experts.gate_up_proj"]),
+        ("o_proj", ["o_proj"], []),
+    ],
+)
+def test_names_mean_dense_layers_and_experts_of_that_name(
+    targets: str, modules: list[str], parameters: list[str]
+) -> None:
+    found = choose_targets(with_a_dense_layer(), LoraConfig(target_modules=tuple(targets.split(","))))
+    assert (found.modules, found.parameters) == (modules, parameters)
+
+
+def test_dora_takes_no_experts() -> None:
+    """Nor layers of their names: peft has no DoRA for parameters."""
+    model, flags = with_a_dense_layer(), ["--use_dora", "--lora_config.target_modules"]
+    for targets in ("gate_up_proj", "down_proj"):
+        with pytest.raises(ConfigError, match=f"{targets}: DoRA takes linear layers only; name some of "):
+            adapt(model, config_of(*flags, targets))
+    with pytest.raises(ConfigError, match="peft takes gate_proj of qwen3_moe models for the experts"):
+        adapt(model, config_of(*flags, "gate_proj"))
+    assert notes_on(model, config_of(*flags, "all-linear")) == [
+        "target_modules all-linear: leaves out 3 of 11 linear layers, those called down_proj, gate_proj, up_proj, "
+        "since peft takes these names of qwen3_moe models for the experts",
+        "target_modules all-linear: leaves out the experts, since DoRA takes linear layers only",
+    ]
+    adapted = adapt(model, config_of(*flags, "all-linear"))
+    assert not any("mlp" in path for path, module in adapted.named_modules() if isinstance(module, LoraLayer))
 
 
 @pytest.mark.parametrize(
@@ -223,7 +265,7 @@ def test_an_adapter_on_one_of_two_that_share_a_weight_is_said(tied: bool) -> Non
 
 def test_dora_takes_no_embeddings() -> None:
     targets = ("embed_tokens", "q_proj")
-    assert choose_targets(make_model("llama"), LoraConfig(target_modules=targets)) == [*targets]
+    assert choose_targets(make_model("llama"), LoraConfig(target_modules=targets)).modules == [*targets]
     with pytest.raises(ConfigError, match="embed_tokens: DoRA takes linear layers only"):
         choose_targets(make_model("llama"), LoraConfig(target_modules=targets, use_dora=True))
 

@@ -70,4 +70,4 @@ def test_a_name_of_such_a_layer_is_refused(target: str) -> None:
     with pytest.raises(ConfigError, match=r"--lora_config.target_modules: peft renames model.layers.1.mlp.shared_exp"):
         choose_targets(model, LoraConfig(target_modules=("q_proj", target)))
     kept = ("q_proj", "mlp.gate_proj", "embed_tokens")
-    assert choose_targets(model, LoraConfig(target_modules=kept)) == list(kept)
+    assert choose_targets(model, LoraConfig(target_modules=kept)).modules == list(kept)
