@@ -10,11 +10,15 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from configs.peft import LoraConfig
 from policies.adapters.expert_products import factor_product, use_grouped_factors
 from policies.adapters.lora_layers import use_lean_forward
+from policies.adapters.target_notes import target_notes
 from policies.experts.finding import find_experts
 from policies.experts.forward import compute_by_products, plain_product, set_product
+from tasks.flops import shares_of_experts
 from tests.helpers.mixtures import MIXTURES, mixture
+from utils.device import DeviceFacts
 
 BOTH = ["experts.gate_up_proj", "experts.down_proj"]
 TARGETS: dict[str, list[str]] = {
@@ -171,3 +175,21 @@ def test_a_gpu_s_products_and_gradients_are_those_of_a_cpu(dtype: torch.dtype) -
         tolerance = 0.02 if dtype == torch.bfloat16 else 1e-5
         assert (on_gpu.cpu().float() - on_cpu.float()).abs().max() <= tolerance * on_cpu.float().abs().max()
     assert not found[1][2][[0, 2, 5]].any()
+
+
+def test_tokens_meet_a_share_of_the_factors_as_of_the_experts() -> None:
+    """Model FLOPs are those of the adapter's own products, counted with every token through two of four experts."""
+    model = adapted("qwen3_moe", rank=4)
+    found = {name: parameter for name, parameter in model.named_parameters() if "experts" in name}
+    shares = shares_of_experts(model.get_base_model())
+    assert len(found) == 2 * (2 + 4)
+    assert {shares[id(parameter)] for parameter in found.values()} == {0.5}
+
+
+@pytest.mark.parametrize("has_them", [True, False])
+def test_a_gpu_without_a_kernel_for_all_experts_gets_a_line(has_them: bool) -> None:
+    device = DeviceFacts("cuda", 2**36, has_bf16=True, has_grouped_products=has_them)
+    notes = target_notes(mixture("qwen3_moe"), LoraConfig(target_modules=("experts",), lora_dropout=0.0), device)
+    assert notes[0].startswith("target_modules: experts of 2 layers")
+    line = "LoRA on experts: below compute capability 9.0 torch multiplies one expert after the other, and is slow"
+    assert notes[1:] == ([] if has_them else [line])
