@@ -16,6 +16,7 @@ from policies.activations.checkpointing import Checkpointing, checkpointing_mode
 from policies.apply_policies import Policies, adapt_model, shard_and_fill
 from policies.attention.choice import choose_attention, rows_that_need_offsets
 from policies.experts.forward import compute_by_products
+from policies.linear_attention.choice import use_offsets_in_states
 from policies.loading import build_model, grow_embeddings
 from policies.model_task import ModelTask
 from policies.pretrained import generation_settings
@@ -70,7 +71,9 @@ def build_empty(
     model = build_model(train, model_config, task.AUTO_MODEL, policies.precision.storage_dtype)
     notes = task.check_model(model, train.model_name)
     compute_by_products(model)
+    packed = task.PACKS and train.batching_strategy == "packing"
     if task.PACKS:
+        notes += use_offsets_in_states(model, device, packed=packed)
         notes += choose_attention(model, train, policies.precision, device, row_length, flash_4=policies.flash_4)
     notes += grow_embeddings(model, num_embeddings, use_peft=train.use_peft, new_tokens=new_tokens)
     notes += filter(None, [generation_settings(train.model_name)[1]])
@@ -91,7 +94,7 @@ def build_empty(
         model=model,
         architecture=type(model).__name__,
         attention=model.config.get_text_config()._attn_implementation,
-        offsets=rows_that_need_offsets(model, row_length),
+        offsets=rows_that_need_offsets(model, row_length, packed=packed),
         checkpointing=checkpointing,
         notes=(*notes, *checkpointing_notes),
     )

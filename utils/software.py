@@ -12,7 +12,7 @@ from pathlib import Path
 from utils.optional_packages import is_installed
 
 _PACKAGES = ("torch", "transformers", "peft", "datasets", "accelerate", "tokenizers", "safetensors")
-_OPTIONAL = ("flash-attn-4",)
+_OPTIONAL = ("flash-attn-4", "flash-linear-attention", "mamba-ssm", "causal-conv1d")
 _ROOT = Path(__file__).resolve().parents[1]
 _NOT_TRAINING = ("tests", "tools", "benchmarks")
 

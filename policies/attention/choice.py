@@ -21,6 +21,8 @@ from configs.training import DEFAULT_CONTEXT_LENGTH, TrainConfig
 from data.batches.packing import Offsets
 from policies.attention.functions import attention_by_flash_4, attention_by_offsets
 from policies.attention.packing_leaks import LEAKS
+from policies.linear_attention.choice import why_padded
+from policies.linear_attention.layers import state_layers
 from policies.mixed_precision import Precision
 from utils.compat import (
     LEAKS_BY_MASKS,
@@ -47,14 +49,17 @@ WITHOUT_MASKS = (BY_OFFSETS, BY_FLASH_4)
 ATTENTION_DROPOUT = ("attention_dropout", "attn_pdrop", "attention_probs_dropout_prob", "attn_dropout")
 """The names of its probability in transformers' configs: most families', GPT-2's and BERT's."""
 
+WITHOUT_ATTENTION = {"linear_attention", "conv", "hybrid", "moe", "mlp"}
+"""transformers' names of layers that have a state, beside full attention or none, and of those that have neither."""
+
 
 def keep_documents_apart(
     config: RunConfig, model_config: PreTrainedConfig, precision: Precision, device: DeviceFacts
 ) -> RunConfig:
     """The settings, with padding instead of packing if packing is known to leak with this model, and a note of it.
 
-    A model with a state is packed if that was asked for: kernels of some keep its documents apart, and
-    `policies.attention.packing_leaks` will see.
+    A model with a state is packed if the kernels are there that keep its documents apart, or if that was asked for.
+    `policies.attention.packing_leaks` will see whether it can be.
 
     Raises:
         ConfigError: if packing was asked for, and leaks whatever the kernels, or gives documents other positions.
@@ -65,9 +70,9 @@ def keep_documents_apart(
     leaks = model_type in LEAKS_WHEN_PACKED or (
         model_type in LEAKS_BY_MASKS and not _have_kernels(train, model_config, precision, device)
     )
-    if train.batching_strategy != "packing" or not (leaks or is_shifted or _is_stateful(model_config)):
+    if train.batching_strategy != "packing":
         return config
-    reason = f"in a packed row of {model_type} models, documents would see each other"
+    reason = f"in a packed row of {model_type} models, documents would see each other" if leaks else None
     if is_shifted:
         reason = f"positions of {model_type} models begin after the padding id, and those of a packed document at 0"
     if config.was_given("train_config.batching_strategy"):
@@ -75,6 +80,10 @@ def keep_documents_apart(
             raise ConfigError(LEAKS)
         if is_shifted:
             raise ConfigError(f"--batching_strategy: {reason}; give --batching_strategy padding")
+        return config
+    if reason is None and (model_class := _stateful_class(model_config)) is not None:
+        reason = why_padded(model_class, model_type)
+    if reason is None:
         return config
     note = f"--batching_strategy is padding: {reason}"
     return replace(config, train_config=replace(train, batching_strategy="padding"), notes=(*config.notes, note))
@@ -103,13 +112,13 @@ def _keep_chunks(config: RunConfig, model_config: PreTrainedConfig) -> RunConfig
     return replace(config, train_config=replace(train, batching_strategy="padding"), notes=(*config.notes, note))
 
 
-def _is_stateful(model_config: PreTrainedConfig) -> bool:
-    """Whether layers of this model pass a state from token to token, as Mamba's and Qwen3-Next's do."""
+def _stateful_class(model_config: PreTrainedConfig) -> type[nn.Module] | None:
+    """The model's class if its layers pass a state from token to token, as Mamba's and Qwen3-Next's do."""
     for config in (model_config, model_config.get_text_config()):
-        model_class = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
+        model_class: Any = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
         if getattr(model_class, "_is_stateful", False):  # no public name
-            return True
-    return False
+            return model_class
+    return None
 
 
 def choose_attention(
@@ -179,14 +188,15 @@ def _use_offsets(model: PreTrainedModel, *, flash_4: bool = False) -> list[str]:
     return []
 
 
-def rows_that_need_offsets(model: PreTrainedModel, row_length: int) -> Offsets:
-    """Which packed rows need `cu_seqlens` for this model's attention.
+def rows_that_need_offsets(model: PreTrainedModel, row_length: int, *, packed: bool = True) -> Offsets:
+    """Which packed rows need `cu_seqlens` for this model's attention, or for its layers with a state.
 
     Args:
         row_length: the most tokens of a row.
+        packed: whether rows are packed; padded ones take a mask if their attention does.
     """
     if model.config.get_text_config()._attn_implementation not in WITHOUT_MASKS:
-        return "none"
+        return "shared" if packed and state_layers(model) else "none"
     # Without offsets SDPA takes a row for one sequence. Its causal kernel is faster, but has no sliding windows.
     # Attention with sinks never goes there.
     return "all" if _window_cuts(model, row_length) and not has_sinks(model.config) else "shared"
@@ -228,11 +238,15 @@ def what_needs_masks(model: PreTrainedModel) -> str | None:
     name = type(model).__name__
     if caps_scores(config):
         return f"{name} soft-caps its attention scores, which the flash kernel does not"
-    # Models that support flash attention pass windows as an argument, not in a mask.
-    follows = getattr(model, "_supports_attention_backend", False) and getattr(model, "_supports_flash_attn", False)
-    if not follows or config._attn_implementation != attention_with_masks(model):
+    has_states = bool(state_layers(model))
+    # Models that support flash attention pass windows as an argument, not in a mask. Those with a state, which have no
+    # windows, are not said to support other backends, since they would not reach all of their layers.
+    follows = getattr(model, "_supports_attention_backend", False) or has_states
+    is_supported = follows and getattr(model, "_supports_flash_attn", False)
+    if not is_supported or config._attn_implementation != attention_with_masks(model):
         return f"{name} has no flash attention in transformers"
-    if not set(getattr(config, "layer_types", None) or ()) <= {"full_attention", "sliding_attention"}:
+    kinds = {"full_attention", "sliding_attention"} | (WITHOUT_ATTENTION if has_states else set())
+    if not set(getattr(config, "layer_types", None) or ()) <= kinds:
         return f"{name} has layers of other kinds than full and sliding attention"
     if not getattr(config, "is_causal", True):
         return f"{name} attends in both directions"

@@ -1,0 +1,107 @@
+"""Causal convolutions of packed rows: a document's first tokens do not see the last ones of the document before it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from policies.linear_attention.kernels import Kernels
+from policies.linear_attention.planned import planned_convolution
+from policies.linear_attention.rows import documents_of_tokens, reference_of
+
+Convolution = Callable[..., torch.Tensor]
+
+
+def convolution(written: Convolution, kernels: Kernels) -> Convolution:
+    """A function in the place of transformers' `causal_conv1d_fn`.
+
+    Args:
+        written: transformers' function, which serves rows without offsets.
+    """
+
+    def convolve(
+        hidden_states: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None = None,
+        activation: str | None = None,
+        cu_seq_lens_q: torch.Tensor | None = None,
+        **kwargs: Any,
+    ) -> torch.Tensor:
+        if hidden_states.is_meta:
+            if kernels.fla or kernels.causal_conv1d:
+                return planned_convolution(hidden_states, weight)
+            return reference_of(written)(hidden_states, weight, bias, activation)
+        if cu_seq_lens_q is None:
+            return written(hidden_states, weight, bias, activation, **kwargs)
+        arguments = (hidden_states, weight, bias, activation, cu_seq_lens_q)
+        if kernels.causal_conv1d:
+            return _by_causal_conv1d(*arguments)
+        if kernels.fla:
+            return _by_fla(*arguments)
+        return convolution_with_gaps(reference_of(written), *arguments)
+
+    return convolve
+
+
+def _by_causal_conv1d(
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    activation: str | None,
+    cu_seqlens: torch.Tensor,
+) -> torch.Tensor:
+    from causal_conv1d import causal_conv1d_fn
+
+    rows, _, length = hidden.shape
+    # With seq_idx the kernel takes channels that lie side by side.
+    hidden = hidden.transpose(1, 2).contiguous().transpose(1, 2)
+    documents = documents_of_tokens(cu_seqlens, rows, length)
+    output: torch.Tensor = causal_conv1d_fn(hidden, weight, bias, seq_idx=documents, activation=activation)
+    return output
+
+
+def _by_fla(
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    activation: str | None,
+    cu_seqlens: torch.Tensor,
+) -> torch.Tensor:
+    from fla.modules.convolution import causal_conv1d
+
+    rows, channels, length = hidden.shape
+    tokens = hidden.transpose(1, 2).reshape(1, rows * length, channels)
+    output: torch.Tensor
+    output, _ = causal_conv1d(tokens, weight, bias, activation=activation, cu_seqlens=cu_seqlens)
+    return output.view(rows, length, channels).transpose(1, 2)
+
+
+def convolution_with_gaps(
+    convolve: Convolution,
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    activation: str | None,
+    cu_seqlens: torch.Tensor,
+) -> torch.Tensor:
+    """The convolution of all rows in one, with zeros between documents, as they are before the first one.
+
+    Args:
+        convolve: the causal convolution of a row, `[1, channels, seq]`.
+        hidden: [batch, channels, seq].
+        weight: [channels, width].
+        cu_seqlens: int32 [documents + 1] in the flattened [batch x seq].
+
+    Returns:
+        [batch, channels, seq].
+    """
+    rows, channels, length = hidden.shape
+    gap = weight.shape[-1] - 1
+    tokens = hidden.transpose(0, 1).reshape(channels, rows * length)
+    places = torch.arange(rows * length, device=hidden.device)
+    places = places + gap * documents_of_tokens(cu_seqlens, rows, length).flatten()
+    with_gaps = tokens.new_zeros(channels, rows * length + gap * (cu_seqlens.shape[0] - 2))
+    output = convolve(with_gaps.index_copy(1, places, tokens)[None], weight, bias, activation)[0]
+    return output.index_select(1, places).view(channels, rows, length).transpose(0, 1)

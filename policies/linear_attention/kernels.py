@@ -1,0 +1,57 @@
+"""Optional packages whose kernels keep the documents of a packed row apart, and which of them serve a run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from importlib import import_module
+from importlib.util import find_spec
+from typing import NamedTuple
+
+import torch
+
+from utils.device import DeviceFacts
+
+_PIP = {"fla": "flash-linear-attention", "mamba_ssm": "mamba-ssm"}
+_FILE = "requirements-linear-attention.txt"
+
+
+class Kernels(NamedTuple):
+    """The packages whose kernels this run calls, all for GPUs."""
+
+    fla: bool = False  # flash-linear-attention: delta rules, and a convolution
+    mamba_ssm: bool = False  # Mamba-2's scan, alone and with all that surrounds it
+    causal_conv1d: bool = False  # a convolution
+
+    def of(self, package: str) -> bool:
+        """Whether a package's kernels serve, by its import name."""
+        found: bool = getattr(self, package)
+        return found
+
+
+def find_kernels(device: DeviceFacts) -> Kernels:
+    """The kernels for such a device; none for a CPU."""
+    return Kernels(*(device.type == "cuda" and is_there(package) for package in Kernels._fields))
+
+
+def is_there(package: str) -> bool:
+    """Whether a package is installed, and, on a machine with a GPU, whether it can be imported.
+
+    Without a GPU, as for a plan, it is not imported: these packages need Triton.
+    """
+    if find_spec(package) is None:
+        return False
+    if torch.cuda.is_available():
+        try:
+            import_module(package)
+        except Exception:  # of a package that does not fit this machine: any; transformers leaves it out, too
+            return False
+    return True
+
+
+def missing_packages(packages: Iterable[str]) -> str | None:
+    """What a line says of the packages that are not there, with the command that installs them; None if all are."""
+    missing = sorted(package for package in packages if not is_there(package))
+    if not missing:
+        return None
+    command = f"pip install -r {_FILE}" if missing == ["fla"] else f"see {_FILE}"
+    return f"without {' and '.join(_PIP[package] for package in missing)} ({command})"

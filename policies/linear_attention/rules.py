@@ -1,0 +1,116 @@
+"""Recurrent rules of packed rows, by the kernels of optional packages, or by transformers' functions for each document.
+
+All have the signatures of transformers' functions, whose place they take in a layer
+(policies/linear_attention/layers.py). Rows without offsets go to transformers' own functions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+import torch
+
+from policies.linear_attention.kernels import Kernels
+from policies.linear_attention.planned import planned_delta_rule
+from policies.linear_attention.rows import documents_of_tokens, for_each_document, in_one_row, reference_of
+
+Function = Callable[..., Any]
+
+
+def delta_rule(written: Function, module: str, name: str, kernels: Kernels) -> Function:
+    """A function in the place of a gated delta rule, or of Kimi's, which decays each element of a key by itself.
+
+    Args:
+        written: transformers' function.
+        module, name: where flash-linear-attention has the kernels of that rule.
+    """
+
+    def rule(
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        g: torch.Tensor,
+        beta: torch.Tensor,
+        use_qk_l2norm_in_kernel: bool = False,
+        cu_seqlens: torch.Tensor | None = None,
+        cu_seq_lens_q: torch.Tensor | None = None,
+        **kwargs: Any,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        tensors, option = (query, key, value, g, beta), {"use_qk_l2norm_in_kernel": use_qk_l2norm_in_kernel}
+        offsets = cu_seq_lens_q if cu_seqlens is None else cu_seqlens
+        if query.is_meta:
+            function = reference_of(written)
+            return (planned_delta_rule(*tensors), None) if kernels.fla else function(*tensors, **option)
+        if offsets is None:
+            return written(*tensors, **option, **kwargs)
+        _check_no_cache(kwargs)
+        if not kernels.fla:
+            reference = reference_of(written)
+            return for_each_document(lambda *parts: reference(*parts, **option)[0], tensors, offsets), None
+        kernel = getattr(import_module(module), name)
+        # The kernel takes the documents of one row. It makes tables of the offsets, once for all layers of a pass, and
+        # knows them by the tensor itself, so the offsets must not be copied here.
+        output, _ = kernel(*map(in_one_row, tensors), cu_seqlens=offsets, **option)
+        return output[0].unflatten(0, value.shape[:2]), None
+
+    return rule
+
+
+def state_space_scan(written: Function, kernels: Kernels) -> Function:
+    """A function in the place of Mamba-2's scan.
+
+    Args:
+        written: transformers' function, which calls the kernel if there is one.
+    """
+
+    def scan(
+        hidden_states: torch.Tensor,
+        dt: torch.Tensor,
+        A: torch.Tensor,
+        B: torch.Tensor,
+        C: torch.Tensor,
+        cu_seq_lens_q: torch.Tensor | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        if hidden_states.is_meta:
+            return reference_of(written)(hidden_states, dt, A, B, C, **kwargs)
+        if cu_seq_lens_q is None:
+            return written(hidden_states, dt, A, B, C, **kwargs)
+        _check_no_cache(kwargs)
+        if kernels.mamba_ssm:
+            documents = documents_of_tokens(cu_seq_lens_q, *hidden_states.shape[:2])
+            return written(hidden_states, dt, A, B, C, seq_idx=documents, **kwargs)
+        reference = reference_of(written)
+
+        def scan_document(hidden: torch.Tensor, dt: torch.Tensor, B: torch.Tensor, C: torch.Tensor) -> torch.Tensor:
+            output: torch.Tensor = reference(hidden, dt, A, B, C, **kwargs)
+            return output
+
+        return for_each_document(scan_document, (hidden_states, dt, B, C), cu_seq_lens_q)
+
+    return scan
+
+
+def fused_scan(written: Function, kernels: Kernels) -> Function:
+    """A function in the place of Mamba-2's convolution, scan, norm and output in one kernel.
+
+    It returns None if the layer is to call them one by one.
+    """
+
+    def scan(projected: torch.Tensor, *args: Any, cu_seq_lens_q: torch.Tensor | None = None, **kwargs: Any) -> Any:
+        if projected.is_meta or (cu_seq_lens_q is not None and not kernels.mamba_ssm):
+            return None
+        if cu_seq_lens_q is not None:
+            kwargs["seq_idx"] = documents_of_tokens(cu_seq_lens_q, *projected.shape[:2])
+        return written(projected, *args, **kwargs)
+
+    return scan
+
+
+def _check_no_cache(options: dict[str, Any]) -> None:
+    """Raises ValueError if the layer is given a state to go on from, or asked for its last one."""
+    names = ("initial_state", "initial_states", "output_final_state", "return_final_states")
+    if any(options.get(name) is not None and options[name] is not False for name in names):
+        raise ValueError("a rule that is told documents apart takes no cache")
