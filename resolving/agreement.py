@@ -45,7 +45,9 @@ def facts_at_start(config: RunConfig, env: Environment) -> Facts:
         for field, value in values.items():
             name = f"{section}.{field}"
             settings[flag(name)] = value if name not in _READ else ("a path" if value else None)
-    software = {name: version for name, version in versions().items() if name in ("torch", "transformers", "peft")}
+    # With the packages of kernels documents are packed by default (policies/linear_attention/kernels.py).
+    compared = ("torch", "transformers", "peft", "flash-linear-attention", "mamba-ssm")
+    software = {name: version for name, version in versions().items() if name in compared}
     code = f"commit {git_commit() or 'unknown'}, files {code_checksum()}"
     return {
         _SAME_COMMAND: settings,

@@ -42,7 +42,7 @@ class StepFlops:
     A matrix of n weights costs 2n per token in forward, 2n for its input's gradient, and, if it is trained, 2n more for
     its own gradient. The head only meets label tokens, and a token only those experts that it is routed to. Attention
     costs 4 x heads x head_dim per layer and visited (query, key) pair in forward and twice that in backward (Chowdhery
-    et al., "PaLM", 2022, appendix B, with causal pairs counted exactly).
+    et al., "PaLM", 2022, appendix B, with causal pairs counted exactly). Layers with a state: `_flops_of_states`.
     """
 
     def __init__(self, model: Any, cost: Cost = flops_per_token) -> None:
@@ -56,12 +56,13 @@ class StepFlops:
         met = shares_of_experts(model)
         self.per_label_token = sum(map(cost, of_head))
         self.per_token = sum(cost(matrix) * met.get(id(matrix.parameter), 1) for matrix in of_others)
-        self.per_pair = sum(map(_flops_per_pair, layer_configs(model.config)))
+        self.of_states = _flops_of_states(model)
+        self.per_pair = sum(map(_flops_per_pair, _attending(model.config)))
 
     def count(self, counts: BatchCounts) -> float:
         """FLOPs of forward and backward over a global batch."""
         return (
-            counts.num_tokens * self.per_token
+            counts.num_tokens * (self.per_token + self.of_states)
             + counts.num_label_tokens * self.per_label_token
             + counts.num_attended_pairs * self.per_pair
         )
@@ -147,6 +148,37 @@ def _matrices(model: Any) -> tuple[list[Counted], list[Counted]]:
         [m for m in matrices if id(m.parameter) in head_weights],
         [m for m in matrices if id(m.parameter) not in head_weights],
     )
+
+
+_WITHOUT_ATTENTION = {"linear_attention", "conv", "moe", "mlp"}  # as transformers names the kinds of layers
+
+
+def _attending(model_config: PreTrainedConfig) -> list[PreTrainedConfig]:
+    """The configs of the layers that have attention between pairs of tokens."""
+    layers = layer_configs(model_config)
+    kinds = getattr(model_config.get_text_config(), "layer_types", None) or ["full_attention"] * len(layers)
+    return [layer for layer, kind in zip(layers, kinds, strict=False) if kind not in _WITHOUT_ATTENTION]
+
+
+def _flops_of_states(model: Any) -> int:
+    """FLOPs for a token, forward and backward, of the layers that pass a state on: delta rules and Mamba.
+
+    A head's state is a matrix. A delta rule multiplies it with the key, adds an outer product, and multiplies it with
+    the query (Yang et al., "Gated Delta Networks", 2024, equation 10); Mamba does without the first (Dao and Gu,
+    "Transformers are SSMs", 2024, section 2). Each costs 2 per element, and twice that in backward. Kernels that
+    compute in chunks do more; what they do more is not counted, as nothing is that is computed again.
+    """
+    return sum(3 * 2 * _products_with_state(module) for module in model.modules() if hasattr(module, "A_log"))
+
+
+def _products_with_state(layer: Any) -> int:
+    """Elements of a layer's state, times its products for each token."""
+    if hasattr(layer, "ssm_state_size"):
+        elements: int = layer.intermediate_size * layer.ssm_state_size
+        return 2 * elements
+    if hasattr(layer, "head_v_dim"):
+        return 3 * int(layer.num_v_heads * layer.head_k_dim * layer.head_v_dim)
+    return 3 * int(layer.num_heads * layer.head_dim**2)  # Kimi's
 
 
 def _flops_per_pair(config: PreTrainedConfig) -> int:

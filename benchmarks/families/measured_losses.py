@@ -24,6 +24,7 @@ from policies.attention.choice import (
     rows_that_need_offsets,
 )
 from policies.attention.packing_leaks import check_packing_isolates
+from policies.linear_attention.choice import use_offsets_in_states
 from policies.loading import attention_settings
 from policies.loss.label_leaks import find_label_leak
 from policies.loss.summed_loss import use_summed_loss
@@ -136,10 +137,12 @@ def _measure(family: str, config: Any, auto_model: Any, own: list[float], batchi
     model = make_model(auto_model, config, **attention_settings(train, config))
     task.check_model(model, family)
     if task.PACKS:
+        use_offsets_in_states(model, CPU, packed=packing)
         choose_attention(model, train, precision, CPU, ROW_LENGTH)
     use_summed_loss(model, task.backbone(model), 16, task.compute_logits)
     widths = (PaddedWidth(1, ROW_LENGTH),) * len(task.LENGTHS)
-    form = BatchForm(VOCAB, widths, packing, rows_that_need_offsets(model, ROW_LENGTH) if task.PACKS else "none")
+    offsets = rows_that_need_offsets(model, ROW_LENGTH, packed=packing) if task.PACKS else "none"
+    form = BatchForm(VOCAB, widths, packing, offsets)
     collate = task.make_collator(SimpleNamespace(pad_token_id=0, eos_token_id=2), model.config, form)
     samples = make_samples(apart=not task.PACKS)
     if packing:

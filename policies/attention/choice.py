@@ -12,6 +12,7 @@ Padded rows need neither: padding is on the right, where causal attention never 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AttentionInterface, PreTrainedConfig, PreTrainedModel
@@ -112,10 +113,10 @@ def _keep_chunks(config: RunConfig, model_config: PreTrainedConfig) -> RunConfig
     return replace(config, train_config=replace(train, batching_strategy="padding"), notes=(*config.notes, note))
 
 
-def _stateful_class(model_config: PreTrainedConfig) -> type[nn.Module] | None:
+def _stateful_class(model_config: PreTrainedConfig) -> Any:
     """The model's class if its layers pass a state from token to token, as Mamba's and Qwen3-Next's do."""
     for config in (model_config, model_config.get_text_config()):
-        model_class: Any = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
+        model_class = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
         if getattr(model_class, "_is_stateful", False):  # no public name
             return model_class
     return None

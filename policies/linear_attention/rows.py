@@ -30,6 +30,7 @@ def in_one_row(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.flatten(0, 1)[None]
 
 
+@torch.compiler.disable  # compiled code would be compiled again for the lengths of every batch
 def for_each_document(
     function: Callable[..., torch.Tensor], tensors: Sequence[torch.Tensor], cu_seqlens: torch.Tensor
 ) -> torch.Tensor:

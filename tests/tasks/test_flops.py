@@ -53,6 +53,49 @@ def test_position_embeddings_that_only_look_rows_up_cost_nothing() -> None:
     assert StepFlops(AutoModelForCausalLM.from_config(config)).count(BatchCounts(10, 10, 0)) == 10 * 6 * weights
 
 
+def test_delta_nets_cost_products_with_their_states_and_only_full_attention_costs_pairs() -> None:
+    config = transformers.Qwen3_5TextConfig(
+        vocab_size=50,
+        hidden_size=16,
+        intermediate_size=24,
+        head_dim=8,
+        num_hidden_layers=3,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        linear_num_key_heads=2,
+        linear_num_value_heads=4,
+        linear_key_head_dim=4,
+        linear_value_head_dim=6,
+        layer_types=["linear_attention", "linear_attention", "full_attention"],
+    )
+    mlp, attention = 3 * 16 * 24, 16 * (32 + 8 + 8) + 16 * 16  # the query's half is a gate
+    convolved = 2 * 2 * 4 + 4 * 6  # queries, keys and values
+    delta_net = 16 * (convolved + 24 + 4 + 4) + 24 * 16 + 4 * convolved
+    weights = 2 * (delta_net + mlp) + attention + mlp
+    products = 2 * 3 * 3 * 2 * 4 * 4 * 6  # layers; passes; products; 2 x heads x key_dim x value_dim
+    flops = StepFlops(AutoModelForCausalLM.from_config(config)).count(BatchCounts(0, 10, 100))
+    assert flops == 10 * (6 * weights + products) + 100 * 3 * 4 * 16
+
+
+def test_mamba_costs_two_products_with_its_states() -> None:
+    config = transformers.BambaConfig(
+        vocab_size=50,
+        hidden_size=16,
+        intermediate_size=24,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        mamba_n_heads=8,
+        mamba_d_head=4,
+        mamba_d_state=8,
+        mamba_n_groups=1,
+        attn_layer_indices=[1],
+    )
+    flops = StepFlops(AutoModelForCausalLM.from_config(config))
+    assert flops.of_states == 3 * 2 * 2 * 32 * 8
+    assert flops.per_pair == 3 * 4 * 16
+
+
 def test_layers_have_heads_of_their_own_widths() -> None:
     config = transformers.Gemma4TextConfig(
         vocab_size=50,

@@ -45,6 +45,9 @@ LEAKING: dict[str, Any] = {
     "bloom": transformers.BloomConfig(vocab_size=VOCAB, hidden_size=32, n_layer=2, n_head=4),
     "falcon": transformers.FalconConfig(**COMMON, vocab_size=VOCAB),
     "mamba": transformers.MambaConfig(vocab_size=VOCAB, hidden_size=32, num_hidden_layers=2, state_size=8),
+    "mamba2": transformers.Mamba2Config(
+        vocab_size=VOCAB, hidden_size=32, num_hidden_layers=2, state_size=8, num_heads=8, head_dim=8, n_groups=1
+    ),
     "mpt": transformers.MptConfig(vocab_size=VOCAB, d_model=32, n_layers=2, n_heads=4, max_seq_len=128),
     "opt": transformers.OPTConfig(**OPT, vocab_size=VOCAB, word_embed_proj_dim=32),
 }

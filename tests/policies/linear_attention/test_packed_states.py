@@ -1,0 +1,223 @@
+"""Layers with a state in packed rows: every document has the loss and the gradients that it has alone."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import AutoModelForCausalLM
+
+from benchmarks.families.tiny_configs import VOCAB, tiny_config
+from configs.flags import parse_flags
+from policies.attention.choice import choose_attention, keep_documents_apart, rows_that_need_offsets
+from policies.attention.packing_leaks import check_packing_isolates
+from policies.linear_attention.choice import use_offsets_in_states
+from policies.linear_attention.convolution import convolution_with_gaps
+from policies.linear_attention.kernels import Kernels
+from policies.linear_attention.layers import packages_of, state_layers, tell_documents_apart
+from policies.linear_attention.rules import fused_scan, state_space_scan
+from policies.loss.summed_loss import use_summed_loss
+from policies.mixed_precision import Precision
+from tasks.causal_batches import Collator
+from tasks.causal_lm import CausalLM
+from tests.helpers import linear_attention as stand_ins
+from tests.helpers.packed_models import loss_and_gradients, make_documents
+from utils.device import DeviceFacts
+from utils.errors import ConfigError
+
+TASK, CPU = CausalLM(), DeviceFacts("cpu", 1 << 34, has_bf16=False)
+GPU = DeviceFacts("cuda", 80 << 30, has_bf16=True)
+FP32 = Precision("fp32", torch.float32, torch.float32)
+ROW_LENGTH = 32
+FAMILIES = {
+    **dict.fromkeys(("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "olmo_hybrid", "kimi_linear"), "fla"),
+    **dict.fromkeys(("bamba", "falcon_h1", "granitemoehybrid", "nemotron_h"), "mamba_ssm"),
+}
+"""The package of their kernels."""
+
+
+def make_model(family: str) -> Any:
+    """Weights large enough that attention is far from uniform: a leak then shows in the first digit."""
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(tiny_config(family), dtype=torch.float32)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(5 if parameter.dim() > 1 else 1)
+    use_summed_loss(model, TASK.backbone(model), 0, TASK.compute_logits)
+    return model
+
+
+def chosen(model: Any, *, packed: bool = True) -> Collator:
+    """The collator of a run, after its choices for this model."""
+    strategy = "packing" if packed else "padding"
+    train = parse_flags(["--model_name", "m", "--batching_strategy", strategy]).train_config
+    use_offsets_in_states(model, CPU, packed=packed)
+    choose_attention(model, train, FP32, CPU, ROW_LENGTH)
+    offsets = rows_that_need_offsets(model, ROW_LENGTH, packed=packed)
+    return Collator(packing=packed, padding_id=0, offsets=offsets)
+
+
+def alone_and_together(family: str, collate: Any, model: Any, *, packed: bool = True) -> tuple[float, float]:
+    """How far the loss and the gradients of rows are from the sum of those of each document alone, relatively."""
+    documents, plain = make_documents([7, 11, 5, 1, 9, 16, 13, 2]), make_model(family)
+    rows = [documents[:3], documents[3:5], documents[5:]] if packed else [[document] for document in documents]
+    wanted_loss, wanted = 0.0, torch.zeros(())
+    for document in documents:
+        loss, gradients = loss_and_gradients(plain, Collator(packing=False, padding_id=0)([[document]]))
+        wanted_loss, wanted = wanted_loss + loss, wanted + gradients
+    loss, gradients = loss_and_gradients(model, collate(rows))
+    apart = (gradients - wanted).abs().max() / wanted.abs().max()
+    return abs(loss / wanted_loss - 1), float(apart)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_packed_documents_have_the_loss_and_the_gradients_that_they_have_alone(family: str) -> None:
+    model = make_model(family)
+    assert packages_of(type(model)) == {FAMILIES[family]}
+    collate = chosen(model)
+    assert max(alone_and_together(family, collate, model)) <= 1e-5
+    check_packing_isolates(
+        model, lambda rows: TASK.token_losses(model, collate(rows)), vocab_size=VOCAB, row_length=ROW_LENGTH
+    )
+
+
+@pytest.mark.parametrize("family", ["qwen3_5_text", "bamba"])
+def test_padded_rows_need_no_mask_and_have_the_loss_and_gradients_of_documents_alone(family: str) -> None:
+    model = make_model(family)
+    collate = chosen(model, packed=False)
+    batch = collate([[document] for document in make_documents([3, 9])])
+    assert (batch.attention_mask, batch.cu_seqlens) == (None, None)
+    assert max(alone_and_together(family, collate, model, packed=False)) <= 1e-5
+
+
+@pytest.mark.parametrize("kernels", [Kernels(fla=True), Kernels(fla=True, causal_conv1d=True)])
+@pytest.mark.parametrize("family", ["qwen3_next", "qwen3_5_text", "kimi_linear"])
+def test_kernels_are_given_what_they_need_to_tell_documents_apart(
+    family: str, kernels: Kernels, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stand_ins.put_stand_ins(monkeypatch)
+    model = make_model(family)
+    collate = chosen(model)
+    tell_documents_apart(state_layers(model), kernels)
+    assert max(alone_and_together(family, collate, model)) <= 1e-5
+
+
+@pytest.mark.parametrize("leak", ["convolution", "rule"])
+def test_a_leak_of_the_convolution_alone_or_of_the_rule_alone_is_refused(
+    leak: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stand_ins.put_stand_ins(monkeypatch, leak=leak)
+    model = make_model("qwen3_5_text")
+    collate = chosen(model)
+    tell_documents_apart(state_layers(model), Kernels(fla=True))
+    with pytest.raises(ConfigError, match="would see each other"):
+        check_packing_isolates(
+            model, lambda rows: TASK.token_losses(model, collate(rows)), vocab_size=VOCAB, row_length=ROW_LENGTH
+        )
+
+
+def test_the_scan_of_mamba_2_is_given_the_number_of_each_tokens_document(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In an evaluation; in training one kernel computes all of the layer."""
+    model = make_model("bamba").eval()
+    module = inspect.getmodule(type(model))
+    written = vars(module)["mamba2_chunk_scan"]
+    monkeypatch.setattr(module, "mamba2_chunk_scan", functools.wraps(written)(stand_ins.state_space_scan))
+    collate = chosen(model)
+    tell_documents_apart(state_layers(model), Kernels(mamba_ssm=True))
+    assert max(alone_and_together("bamba", collate, model)) <= 1e-5
+
+
+def test_mamba_2_s_kernel_of_a_whole_layer_is_called_with_document_numbers_or_not_at_all() -> None:
+    def kernel(projected: torch.Tensor, seq_idx: Any = None, dt_limit: Any = None) -> Any:
+        return seq_idx
+
+    offsets, projected = torch.tensor([0, 3, 5, 10], dtype=torch.int32), torch.zeros(2, 5, 4)
+    found = fused_scan(kernel, Kernels(mamba_ssm=True))(projected, cu_seq_lens_q=offsets, dt_limit=1)
+    assert found.tolist() == [[0, 0, 0, 1, 1], [2, 2, 2, 2, 2]]
+    assert fused_scan(kernel, Kernels())(projected, cu_seq_lens_q=offsets) is None
+
+
+def test_a_rule_that_is_given_documents_takes_no_cache() -> None:
+    scan = state_space_scan(lambda *args, **kwargs: None, Kernels())
+    tensors = [torch.zeros(1, 4, 2)] * 5
+    with pytest.raises(ValueError, match="takes no cache"):
+        scan(*tensors, cu_seq_lens_q=torch.tensor([0, 4]), return_final_states=True)
+
+
+@given(
+    lengths=st.lists(st.lists(st.integers(1, 6), min_size=1, max_size=4), min_size=1, max_size=3),
+    width=st.integers(1, 4),
+)
+@settings(max_examples=60, deadline=None)
+def test_a_convolution_with_gaps_is_that_of_each_document(lengths: list[list[int]], width: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    length = max(map(sum, lengths))
+    lengths = [[*row, length - sum(row)] if sum(row) < length else row for row in lengths]
+    hidden = torch.randn(len(lengths), 3, length, generator=generator, dtype=torch.float64)
+    weight, bias = (torch.randn(3, *size, generator=generator, dtype=torch.float64) for size in ((width,), ()))
+
+    def convolve(hidden: torch.Tensor, weight: torch.Tensor, bias: Any, activation: Any) -> torch.Tensor:
+        return F.conv1d(F.pad(hidden, (width - 1, 0)), weight[:, None], bias, groups=3)
+
+    flat = [part for row in lengths for part in row]
+    offsets = torch.tensor([0, *flat]).cumsum(0, dtype=torch.int32)
+    found = convolution_with_gaps(convolve, hidden, weight, bias, None, offsets)
+    for row, of_row in enumerate(lengths):
+        parts = [convolve(part[None], weight, bias, None)[0] for part in hidden[row].split(of_row, dim=1)]
+        torch.testing.assert_close(found[row], torch.cat(parts, dim=1))
+
+
+def test_other_models_of_the_process_keep_their_forward() -> None:
+    model, other = make_model("qwen3_5_text"), make_model("qwen3_5_text")
+    function = inspect.unwrap(type(state_layers(model)[0]).forward).__globals__["causal_conv1d_fn"]
+    tell_documents_apart(state_layers(model), Kernels())
+    (layer,), (untouched,) = state_layers(model), state_layers(other)
+    assert "forward" in vars(layer)
+    assert "forward" not in vars(untouched)
+    assert inspect.unwrap(type(layer).forward).__globals__["causal_conv1d_fn"] is function
+
+
+def test_compiled_layers_compute_the_same_for_any_documents() -> None:
+    model = make_model("qwen3_5_text")
+    tell_documents_apart(state_layers(model), Kernels())
+    (layer,) = state_layers(model)
+    hidden = torch.randn(2, 20, model.config.hidden_size)
+    compiled = torch.compile(layer.forward, backend="eager")
+    for offsets in ([0, 7, 20, 31, 40], [0, 20, 33, 40], [0, 5, 9, 20, 40]):
+        given = {"cu_seq_lens_q": torch.tensor(offsets, dtype=torch.int32), "max_length_q": 20}
+        torch.testing.assert_close(compiled(hidden, **given), layer(hidden, **given))
+
+
+@pytest.mark.parametrize(("family", "package"), [("qwen3_5_text", "fla"), ("bamba", "mamba_ssm")])
+def test_such_models_are_packed_by_default_if_their_kernels_are_there(
+    family: str, package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tiny_config(family)
+    by_default = keep_documents_apart(parse_flags(["--model_name", "m"]), config)
+    assert by_default.train_config.batching_strategy == "padding"
+    (note,) = by_default.notes
+    assert note.startswith("--batching_strategy is padding: without ")
+    assert "requirements-linear-attention.txt" in note
+    asked = parse_flags(["--model_name", "m", "--batching_strategy", "packing"])
+    assert keep_documents_apart(asked, config) is asked
+    (tmp_path / package).mkdir()
+    (tmp_path / package / "__init__.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    by_default = keep_documents_apart(parse_flags(["--model_name", "m"]), config)
+    assert (by_default.train_config.batching_strategy, by_default.notes) == ("packing", ())
+
+
+def test_a_gpu_without_the_kernels_is_told_that_packed_documents_come_one_after_another() -> None:
+    model = make_model("qwen3_5_text")
+    assert use_offsets_in_states(model, CPU, packed=True) == []
+    assert use_offsets_in_states(model, GPU, packed=False) == []
+    (line,) = use_offsets_in_states(model, GPU, packed=True)
+    assert line.startswith("linear attention: without flash-linear-attention (pip install -r requirements-")
+    assert line.endswith("packed documents are computed one after another, which is slow")
