@@ -200,17 +200,17 @@ def test_such_models_are_packed_by_default_if_their_kernels_are_there(
     family: str, package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = tiny_config(family)
-    by_default = keep_documents_apart(parse_flags(["--model_name", "m"]), config)
+    by_default = keep_documents_apart(parse_flags(["--model_name", "m"]), config, FP32, CPU)
     assert by_default.train_config.batching_strategy == "padding"
     (note,) = by_default.notes
     assert note.startswith("--batching_strategy is padding: without ")
     assert "requirements-linear-attention.txt" in note
     asked = parse_flags(["--model_name", "m", "--batching_strategy", "packing"])
-    assert keep_documents_apart(asked, config) is asked
+    assert keep_documents_apart(asked, config, FP32, CPU) is asked
     (tmp_path / package).mkdir()
     (tmp_path / package / "__init__.py").touch()
     monkeypatch.syspath_prepend(tmp_path)
-    by_default = keep_documents_apart(parse_flags(["--model_name", "m"]), config)
+    by_default = keep_documents_apart(parse_flags(["--model_name", "m"]), config, FP32, CPU)
     assert (by_default.train_config.batching_strategy, by_default.notes) == ("packing", ())
 
 
