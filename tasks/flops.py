@@ -56,7 +56,8 @@ class StepFlops:
         met = shares_of_experts(model)
         self.per_label_token = sum(map(cost, of_head))
         self.per_token = sum(cost(matrix) * met.get(id(matrix.parameter), 1) for matrix in of_others)
-        self.of_states = _flops_of_states(model)
+        # Whatever else a plan counts so, it counts of matrices alone.
+        self.of_states = _flops_of_states(model) if cost is flops_per_token else 0
         self.per_pair = sum(map(_flops_per_pair, _attending(model.config)))
 
     def count(self, counts: BatchCounts) -> float:
