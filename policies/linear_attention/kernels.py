@@ -11,7 +11,8 @@ import torch
 
 from utils.device import DeviceFacts
 
-_PIP = {"fla": "flash-linear-attention", "mamba_ssm": "mamba-ssm"}
+_PIP = {"fla": "flash-linear-attention", "mamba_ssm": "mamba-ssm", "causal_conv1d": "causal-conv1d"}
+_OF_KERNELS = {"fla": "fla.ops.gated_delta_rule", "mamba_ssm": "mamba_ssm.ops.triton.ssd_combined"}  # modules of them
 _FILE = "requirements-linear-attention.txt"
 
 
@@ -21,11 +22,6 @@ class Kernels(NamedTuple):
     fla: bool = False  # flash-linear-attention: delta rules, and a convolution
     mamba_ssm: bool = False  # Mamba-2's scan, alone and with all that surrounds it
     causal_conv1d: bool = False  # a convolution
-
-    def of(self, package: str) -> bool:
-        """Whether a package's kernels serve, by its import name."""
-        found: bool = getattr(self, package)
-        return found
 
 
 def find_kernels(device: DeviceFacts) -> Kernels:
@@ -42,7 +38,7 @@ def is_there(package: str) -> bool:
         return False
     if torch.cuda.is_available():
         try:
-            import_module(package)
+            import_module(_OF_KERNELS.get(package, package))
         except Exception:  # of a package that does not fit this machine: any; transformers leaves it out, too
             return False
     return True

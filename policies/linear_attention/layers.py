@@ -51,7 +51,7 @@ def packages_of(model_class: type[nn.Module]) -> set[str] | None:
         return None
     called = {name for kind in kinds for name in _functions_of(kind)}
     packages = {"fla"} if called & DELTA_RULES.keys() else set()
-    return packages | ({"mamba_ssm"} if SCAN in called else set())
+    return packages | ({"mamba_ssm", "causal_conv1d"} if SCAN in called else set())  # which the former calls
 
 
 def tell_documents_apart(layers: Iterable[nn.Module], kernels: Kernels) -> None:
@@ -92,7 +92,7 @@ def _kinds(classes: Iterable[type]) -> set[type] | None:
 
 def _functions_of(kind: type) -> set[str]:
     """The functions with a kernel in some package that a layer with a state calls; none of another module."""
-    written = inspect.unwrap(getattr(kind, "forward", _functions_of))
+    written = inspect.unwrap(getattr(kind, "forward", None))
     code, scope = getattr(written, "__code__", None), getattr(written, "__globals__", {})
     names = set(code.co_names if code else ())
     # transformers wraps such functions, around the one that it wrote in plain torch.
