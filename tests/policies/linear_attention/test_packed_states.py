@@ -185,7 +185,7 @@ def test_other_models_of_the_process_keep_their_forward() -> None:
     assert inspect.unwrap(type(layer).forward).__globals__["causal_conv1d_fn"] is function
 
 
-@pytest.mark.parametrize("family", ["qwen3_5_text", "bamba"])
+@pytest.mark.parametrize("family", ["qwen3_5_text", "nemotron_h"])
 def test_such_a_model_generates_with_its_cache_as_before(family: str) -> None:
     plain, model = (make_model(family).eval() for _ in range(2))
     tell_documents_apart(state_layers(model), Kernels())
