@@ -92,7 +92,8 @@ def _kinds(classes: Iterable[type]) -> set[type] | None:
 
 def _functions_of(kind: type) -> set[str]:
     """The functions with a kernel in some package that a layer with a state calls; none of another module."""
-    written = inspect.unwrap(getattr(kind, "forward", None))
+    forward: Any = getattr(kind, "forward", None)
+    written = inspect.unwrap(forward)
     code, scope = getattr(written, "__code__", None), getattr(written, "__globals__", {})
     names = set(code.co_names if code else ())
     # transformers wraps such functions, around the one that it wrote in plain torch.
