@@ -17,7 +17,6 @@ from transformers import (
     FuyuConfig,
     Gemma3Config,
     Gemma3TextConfig,
-    Llama4TextConfig,
     Mamba2Config,
     ViTConfig,
 )
@@ -133,14 +132,6 @@ def test_a_model_of_images_without_a_vision_encoder_is_refused(bench: Bench) -> 
     for task in ([], ["--task", "image_text"]):
         message = bench.refused("--model_name", str(model), "--random_weights", *task)
         assert f"--model_name: {model} is a fuyu model, whose config.json has no vision_config" in message
-
-
-def test_a_model_whose_decoder_transformers_does_not_name_is_refused(bench: Bench) -> None:
-    model = bench.copy_of_model()
-    Llama4TextConfig(**LLAMA_LIKE, head_dim=8, num_local_experts=2).save_pretrained(model)
-    message = bench.refused("--model_name", str(model), "--random_weights")
-    assert "--model_name" in message
-    assert "Llama4ForCausalLM" in message
 
 
 def test_layers_that_peft_does_not_adapt_in_this_family_are_refused(bench: Bench) -> None:
