@@ -14,6 +14,7 @@ from tests.helpers.mxfp4_folder import dequantized_by_transformers, save_in_mxfp
 from tests.helpers.processes import ProcessGroup, train_events
 from tests.helpers.reference import flags_for, lora_flags
 from tools.export import main as export
+from tools.generate import main as generate
 
 SHARDED = ("--enable_fsdp",)
 
@@ -60,6 +61,19 @@ def test_it_trains_as_the_model_in_bf16_and_leaves_plain_weights(
         saved = tmp_path / "merged"
         assert export([str(tmp_path / "published/adapter"), "--to", str(saved), "--merge", "--verify"]) == 0
         assert load_file(saved / "model.safetensors").keys() == load_file(plain / "model.safetensors").keys()
+        if ranks == 1:
+            further = flags_for(published, tmp_path / "further", batching="padding", num_steps=1)
+            further += [
+                *given,
+                "--run_validation",
+                "False",
+                "--from_peft_checkpoint",
+                str(tmp_path / "published/adapter"),
+            ]
+            process_group.train(further, 1)
+            (found,) = train_events(tmp_path / "further")
+            assert found["loss"] < losses["published"][0][0], "it goes on from what was learned"
+            assert generate([str(tmp_path / "published"), "--prompt", "a", "--max_new_tokens", "2"]) == 0
     settings = json.loads((saved / "config.json").read_text())
     assert "quantization_config" not in settings
     assert not {"_experts_implementation", "experts_implementation"} & settings.keys()

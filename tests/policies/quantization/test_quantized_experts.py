@@ -10,15 +10,20 @@ import pytest
 import torch
 import transformers
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModelForCausalLM
 
 from policies.experts.finding import find_experts
 from policies.experts.forward import compute_by_products
-from policies.quantization.choice import quantize_weights
+from policies.quantization.choice import gathering_changes_nothing, quantize_weights
 from policies.quantization.packing import BLOCK, Quantization
 from policies.quantization.quantized_experts import PackedExperts, pack_experts
+from tests.helpers.kept_by_compiled import compiled_layer
+from tests.helpers.loaded import single_process
+from utils.errors import ConfigError
 from utils.parameters import count_weights
 
 FP32, BF16, UINT8 = torch.float32, torch.bfloat16, torch.uint8
@@ -161,6 +166,40 @@ def test_it_compiles_as_one_graph() -> None:
     torch.testing.assert_close(compiled(inputs), block(inputs))
     (found,), (wanted,) = (torch.autograd.grad(call(inputs), inputs, probe) for call in (compiled, block))
     torch.testing.assert_close(found, wanted)
+
+
+def test_compiled_nothing_unpacked_is_kept_for_backward() -> None:
+    model, experts = family("qwen3_moe")
+    plain = pack_and_fill(experts, settings_of(("nf4", True)))
+    compiled, returned = compiled_layer(model.model.layers[0].mlp)
+    compiled(torch.randn(2, 5, 32, requires_grad=True)).sum().backward()
+    smallest = min(parameter.numel() for parameter in plain.values())
+    assert returned
+    assert all(tensor.numel() < smallest for tensor in returned)
+
+
+@pytest.mark.parametrize("damage", [False, True])
+def test_a_bit_that_changes_on_the_way_to_the_gathered_experts_is_found(damage: bool) -> None:
+    with single_process():
+        model, experts = family("qwen3_moe")
+        plain = {name: getattr(experts, name).detach() for name in ("gate_up_proj", "down_proj")}
+        pack_experts(experts, settings_of(("nf4", True), FP32))
+        fully_shard(model.model.layers[0], mesh=init_device_mesh("cpu", (1,)))
+        model._apply(lambda tensor: torch.empty_like(tensor, device="cpu") if tensor.is_meta else tensor)
+
+        def fill() -> None:
+            with gathering_changes_nothing(model), torch.no_grad():
+                for name, packing in experts.packed_weights.items():
+                    local = getattr(experts, name).to_local()
+                    local.copy_(packing.quantize(plain[name]))
+                    if damage and name == "down_proj":
+                        local.view(UINT8).flatten()[100] ^= 4
+
+        if damage:
+            with pytest.raises(ConfigError, match="--quantization: gathering changed 1 of 4608 bytes"):
+                fill()
+        else:
+            fill()
 
 
 @pytest.mark.parametrize("transposed", [False, True])
