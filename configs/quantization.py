@@ -8,11 +8,12 @@ from configs.setting import setting
 
 @dataclass(frozen=True)
 class QuantizationConfig:
-    """Quantized base weights, by bitsandbytes; need --use_peft."""
+    """Quantized base weights, by bitsandbytes (MXFP4 aside); need --use_peft."""
 
-    quantization: Literal["4bit", "8bit"] | None = setting(
+    quantization: Literal["4bit", "8bit", "mxfp4"] | None = setting(
         None,
-        "store the frozen weights of linear layers in 4 or 8 bits; True means 4bit, False none",
+        "store the frozen weights of linear layers and experts in 4 or 8 bits; True means 4bit, False none; mxfp4: "
+        "experts alone, in the format of published gpt-oss",
         bare="True",
         default_text="none, the dtype that the model computes in",
     )

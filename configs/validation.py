@@ -56,8 +56,9 @@ def _check_what_is_trained(config: RunConfig) -> None:
             continue
         if not config.quantization_config.quantization:
             raise ConfigError(f"--{field}: nothing is quantized without --quantization; add it, or leave this out")
-        if config.quantization_config.quantization == "8bit" and field in ("quant_type", "use_double_quant"):
-            raise ConfigError(f"--{field}: 8bit has no such choice; give --quantization 4bit, or leave this out")
+        asked = config.quantization_config.quantization
+        if asked != "4bit" and field in ("quant_type", "use_double_quant"):
+            raise ConfigError(f"--{field}: {asked} has no such choice; give --quantization 4bit, or leave this out")
     _check_float8(config)
     if config.was_given("train_config.num_freeze_layers") and not train.freeze_layers:
         raise ConfigError("--num_freeze_layers: nothing is frozen without --freeze_layers; add it, or leave this out")

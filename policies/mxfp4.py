@@ -1,4 +1,4 @@
-"""Experts stored in MXFP4, as OpenAI publishes gpt-oss: two tensors in files, read as the one that the model has.
+"""MXFP4, the format in which OpenAI publishes gpt-oss's experts: two tensors in files, read as the one of the model.
 
 `NAME_blocks` holds sixteen bytes for every 32 inputs of an output, [experts, outputs, groups, 16], and `NAME_scales`
 one exponent for them, [experts, outputs, groups], both uint8. A value is an e2m1 number, the lower half of a byte
@@ -14,9 +14,11 @@ from typing import Any
 import torch
 
 BLOCKS, SCALES = "_blocks", "_scales"  # what names in files have after the model's
-_GROUP, _BIAS = 32, 127
-_NUMBERS = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
-_OF_BYTE = [(_NUMBERS[byte & 15], _NUMBERS[byte >> 4]) for byte in range(256)]
+GROUP = 32  # numbers with one exponent
+_BIAS = 127
+NUMBERS = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
+_MIDDLES = (0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0)  # between neighbours of the positive ones
+_OF_BYTE = [(NUMBERS[byte & 15], NUMBERS[byte >> 4]) for byte in range(256)]
 
 
 def is_mxfp4(model_config: Any) -> bool:
@@ -39,13 +41,13 @@ def names_in_mxfp4(shapes: Mapping[str, tuple[int, ...]]) -> list[str]:
         shapes: by the names in the files, of the tensors of uint8.
     """
     names = [name.removesuffix(BLOCKS) for name in shapes if name.endswith(BLOCKS)]
-    return [name for name in names if shapes[name + BLOCKS] == (*shapes.get(name + SCALES, ()), _GROUP // 2)]
+    return [name for name in names if shapes[name + BLOCKS] == (*shapes.get(name + SCALES, ()), GROUP // 2)]
 
 
 def plain_shape(blocks: tuple[int, ...]) -> tuple[int, ...]:
     """The shape of the model's tensor: [experts, inputs, outputs]."""
     num_experts, num_outputs, num_groups, _ = blocks
-    return num_experts, num_groups * _GROUP, num_outputs
+    return num_experts, num_groups * GROUP, num_outputs
 
 
 def dequantize_mxfp4(blocks: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
@@ -55,9 +57,30 @@ def dequantize_mxfp4(blocks: torch.Tensor, scales: torch.Tensor) -> torch.Tensor
         blocks: uint8 [experts, outputs, groups, 16].
         scales: uint8 [experts, outputs, groups].
     """
-    numbers = torch.tensor(_OF_BYTE, device=blocks.device)  # [256, 2]
     whole = torch.empty(plain_shape(tuple(blocks.shape)), dtype=torch.bfloat16, device=blocks.device)
     for matrix, of_expert, exponents in zip(whole, blocks, scales, strict=True):
-        values = torch.ldexp(numbers[of_expert.long()], exponents.int().sub(_BIAS)[..., None, None])
-        matrix.copy_(values.flatten(1).t())
+        matrix.copy_(numbers_of(of_expert, exponents).flatten(1).t())
     return whole
+
+
+def numbers_of(blocks: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    """uint8 [..., 16] and [...] -> fp32 [..., 32]."""
+    numbers = torch.tensor(_OF_BYTE, device=blocks.device)  # [256, 2]
+    exponents = scales.int().sub(_BIAS)[..., None, None]
+    return torch.ldexp(numbers[blocks.long()], exponents).flatten(-2)
+
+
+def to_mxfp4(numbers: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """[..., 32] -> blocks uint8 [..., 16] and scales uint8 [...]: the nearest numbers, of ties the even ones.
+
+    A group's exponent is the one of its largest number, less the 2 of the largest e2m1 number (section 6.3 of the
+    format). Numbers that MXFP4 holds are found again, with this exponent or another one.
+    """
+    values = numbers.float()
+    exponents = (torch.frexp(values.abs().amax(-1)).exponent - 3).clamp_(-_BIAS, _BIAS)
+    scaled = torch.ldexp(values.abs(), -exponents.unsqueeze(-1))
+    codes = torch.zeros_like(scaled, dtype=torch.uint8)
+    for place, middle in enumerate(_MIDDLES):
+        codes += scaled >= middle if place % 2 else scaled > middle
+    codes |= values.signbit().to(torch.uint8) << 3
+    return codes[..., ::2] | codes[..., 1::2] << 4, (exponents + _BIAS).to(torch.uint8)

@@ -15,11 +15,11 @@ from torch.nn import functional
 from transformers import PreTrainedModel
 
 from configs.quantization import QuantizationConfig
-from policies.experts.finding import find_experts
+from policies.experts.finding import ExpertWeight, find_experts
 from policies.mixed_precision import DTYPES, Precision
 from policies.parts import has_vision, language_part
-from policies.quantization.packing import BLOCK, PackedWeight, Quantization
-from policies.quantization.quantized_experts import pack_experts
+from policies.quantization.packing import BLOCK, MXFP4, PackedWeight, Quantization
+from policies.quantization.quantized_experts import PackedExperts, pack_experts
 from policies.quantization.quantized_linear import QuantizedLinear
 from policies.sharding import Layout
 from policies.state_space import passed_to_kernels
@@ -46,21 +46,23 @@ def resolve_quantization(
     """
     if settings.quantization is None:
         return None
-    if device is not None:
+    asked = settings.quantization
+    if device is not None and asked != MXFP4:
         import_bitsandbytes("--quantization")
     if settings.compute_dtype == "fp16" and precision.compute_dtype != torch.float16:
         raise ConfigError(
             "--compute_dtype: gradients would vanish in fp16 without a loss scale; add --use_fp16, or leave this out"
         )
     quantization = Quantization(
-        bits=4 if settings.quantization == "4bit" else 8,
-        quant_type=settings.quant_type if settings.quantization == "4bit" else "int8",
-        use_double_quant=settings.use_double_quant and settings.quantization == "4bit",
+        bits=8 if asked == "8bit" else 4,
+        quant_type={"4bit": settings.quant_type, "8bit": "int8", MXFP4: MXFP4}[asked],
+        use_double_quant=settings.use_double_quant and asked == "4bit",
         compute_dtype=DTYPES[settings.compute_dtype] if settings.compute_dtype else precision.compute_dtype,
         storage_dtype=storage_dtype(settings.quant_storage, layout),
     )
     if device is not None:
-        _try_on(device, quantization)
+        if asked != MXFP4:
+            _try_on(device, quantization)
         quantization = replace(quantization, own_unpacking=_unpacks_on(device, quantization))
     return quantization
 
@@ -97,17 +99,18 @@ def _try_on(device: torch.device, quantization: Quantization) -> None:
 
 
 def _unpacks_on(device: torch.device, quantization: Quantization) -> bool:
-    """Whether our kernel works on this device, and gives bitsandbytes' bits. It needs Triton, and a C compiler."""
-    if device.type != "cuda" or quantization.quant_type != "nf4":
+    """Whether our kernel works on this device, and gives the bits of bitsandbytes' or torch's. It needs Triton, and a C
+    compiler."""
+    if device.type != "cuda" or quantization.quant_type not in ("nf4", MXFP4):
         return False
-    shape = (BLOCK + 1, BLOCK)  # more than one of the kernel's programs, the last of them not full
-    linear = QuantizedLinear(nn.Linear(shape[1], shape[0], bias=False, device="meta"), quantization)
-    linear.weight = nn.Parameter(linear.quantize(torch.randn(shape, device=device)), requires_grad=False)
-    expected = linear.dequantize()
-    linear.quantization = replace(quantization, own_unpacking=True)
+    # More than one of the kernel's programs, the last of them not full.
+    packing = PackedExperts(ExpertWeight("", 3, BLOCK, BLOCK + 2, is_transposed=False), quantization)
+    packed = packing.quantize(torch.randn(packing.plain_shape, device=device))
+    expected = packing.dequantize(packed)
+    packing.quantization = replace(quantization, own_unpacking=True)
     try:
-        return torch.equal(linear.dequantize(), expected)
-    except Exception:  # any of Triton's and of its tools: bitsandbytes serves as well, but slower
+        return torch.equal(packing.dequantize(packed), expected)
+    except Exception:  # any of Triton's and of its tools: bitsandbytes and torch serve as well, but slower
         return False
 
 
@@ -130,6 +133,12 @@ def quantize_weights(model: PreTrainedModel, quantization: Quantization) -> str:
     """
     experts = _experts_of_layers(model)
     linears, left_out = linears_of_layers(model, without=experts)
+    if quantization.quant_type == MXFP4:
+        linears = []
+        if not experts:
+            raise ConfigError(
+                f"--quantization: {type(model).__name__} has no experts to store in MXFP4; give 4bit, or leave it out"
+            )
     if not linears and not experts:
         raise ConfigError(
             f"--quantization: {type(model).__name__} has no torch.nn.Linear layers to quantize; leave it out"
@@ -138,12 +147,14 @@ def quantize_weights(model: PreTrainedModel, quantization: Quantization) -> str:
         model.set_submodule(name, QuantizedLinear(module, quantization))
     for of_layer in experts:
         pack_experts(of_layer, quantization)
+    what = " and ".join(["all linear layers"] * bool(linears) + ["experts"] * bool(experts))
+    what += " of the language model" if has_vision(model) else ""
     counted = list(count_weights(model))
     quantized = sum(weights.num_weights for weights in counted if weights.stored_as == quantization.name)
     return (
         f"quantization: {quantization.name}, {quantized / 1e6:,.1f} of "
-        f"{sum(weights.num_weights for weights in counted) / 1e6:,.1f} million weights: all linear layers"
-        f"{' and experts' if experts else ''}{' of the language model' if has_vision(model) else ''} but {left_out}"
+        f"{sum(weights.num_weights for weights in counted) / 1e6:,.1f} million weights: {what}"
+        f"{f' but {left_out}' if linears else ' alone'}"
     )
 
 

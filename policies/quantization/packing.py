@@ -3,6 +3,7 @@
 | bits | storage of the weights                                              | bits per weight for their scales    |
 |------|----------------------------------------------------------------------|-------------------------------------|
 | 4    | nf4 or fp4, in blocks of 64 (QLoRA, https://arxiv.org/abs/2305.14314) | 0.5; 0.127 with double quantization |
+|      | MXFP4, in groups of 32 (policies/mxfp4.py), of experts alone          | 0.25                                |
 | 8    | int8, by rows (LLM.int8(), https://arxiv.org/abs/2208.07339)          | 32 per row                          |
 """
 
@@ -15,11 +16,13 @@ from typing import Protocol
 
 import torch
 
+from policies.mxfp4 import GROUP, to_mxfp4
 from policies.quantization.nf4_unpacking import unpack_nf4
 
 BLOCK = 64  # weights per absmax
 NESTED_BLOCK = 256  # absmax values per nested absmax, with double quantization; the kernels support no other number
 INT8_MAX = 127
+MXFP4 = "mxfp4"
 
 
 @dataclass(frozen=True)
@@ -27,11 +30,11 @@ class Quantization:
     """How a run's quantized weights are stored and computed."""
 
     bits: int
-    quant_type: str  # "nf4", "fp4" or "int8"
+    quant_type: str  # "nf4", "fp4", "int8" or MXFP4
     use_double_quant: bool
     compute_dtype: torch.dtype
     storage_dtype: torch.dtype  # of the tensors that hold the packed bytes; nothing is computed in it
-    own_unpacking: bool = False  # nf4 weights are unpacked by nf4_unpacking.py, not by bitsandbytes
+    own_unpacking: bool = False  # nf4 and MXFP4 are unpacked by our own kernels, not by bitsandbytes and torch
 
     @property
     def name(self) -> str:
@@ -60,9 +63,13 @@ class PackedWeight(Protocol):
 def pack(matrix: torch.Tensor, settings: Quantization) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     """The packed bytes of a matrix [rows, columns] in the compute dtype, and its statistics.
 
-    With 8 bits `scale`, with 4 bits `absmax` and `code`, with double quantization also `offset`, `nested_absmax` and
-    `nested_code`, as `policies.quantization.quantized_linear.QuantizedLinear` describes them.
+    In MXFP4 `exponents`; with 8 bits `scale`; with 4 bits `absmax` and `code`, with double quantization also `offset`,
+    `nested_absmax` and `nested_code`, as `policies.quantization.quantized_linear.QuantizedLinear` describes them.
     """
+    if settings.quant_type == MXFP4:
+        packed, exponents = to_mxfp4(matrix.view(-1, GROUP))
+        return packed, {"exponents": exponents}
+
     from bitsandbytes import functional
 
     if settings.bits == 8:
@@ -81,6 +88,8 @@ def pack(matrix: torch.Tensor, settings: Quantization) -> tuple[torch.Tensor, di
 
 def statistics_of(num_weights: int, num_rows: int, settings: Quantization) -> dict[str, tuple[int, torch.dtype]]:
     """The number of elements and the dtype of each statistic of a matrix."""
+    if settings.quant_type == MXFP4:
+        return {"exponents": (num_weights // GROUP, torch.uint8)}
     if settings.bits == 8:
         return {"scale": (num_rows, torch.float32)}
     num_blocks = -(-num_weights // BLOCK)

@@ -1,8 +1,9 @@
-"""A mixture's experts whose frozen weights are stored in 4 or 8 bits, in bitsandbytes' formats.
+"""A mixture's experts whose frozen weights are stored in 4 or 8 bits, in bitsandbytes' formats or in MXFP4.
 
 Experts are one parameter of three dimensions. It stays on its module under its name, packed, so that files and
 sharding find it there. Each expert's matrix is packed alone, as it is stored: its bytes and scales are those that
-bitsandbytes gives a matrix, and no block holds weights of two experts.
+bitsandbytes gives a matrix, and no block holds weights of two experts. In MXFP4 a matrix is [outputs, inputs], however
+the model has it: published models have one exponent for 32 inputs of an output.
 
 A product unpacks the whole parameter and multiplies it (`policies.experts.forward.grouped_product`). Backward unpacks
 it again. So one parameter of one layer at a time is unpacked, and the host need not know which experts got tokens.
@@ -20,8 +21,11 @@ from torch.utils.flop_counter import register_flop_formula
 
 from policies.experts.finding import ExpertWeight, expert_weights
 from policies.experts.forward import grouped_product, set_product
+from policies.mxfp4 import GROUP
+from policies.quantization.mxfp4_unpacking import unpack_mxfp4
 from policies.quantization.packing import (
     BLOCK,
+    MXFP4,
     NESTED_BLOCK,
     Quantization,
     pack,
@@ -30,6 +34,7 @@ from policies.quantization.packing import (
     unpack_8bit,
     unpack_absmax,
 )
+from utils.errors import ConfigError
 
 
 class PackedExperts(nn.Module):
@@ -38,12 +43,14 @@ class PackedExperts(nn.Module):
     A matrix is filled up with zeros to whole blocks, and its `absmax` to whole nested blocks, if they are none.
 
     Attributes:
+        exponents: in MXFP4, uint8 [experts, groups].
         scale: with 8 bits, the largest absolute value of each row of each matrix, fp32 [experts, rows].
         absmax, code: with 4 bits, the scale of each block [experts, blocks], and the values of the sixteen codes [16].
             With double quantization absmax is uint8, to be decoded by `offset` [experts, 1], `nested_absmax` [experts,
             nested blocks] and `nested_code` [256].
     """
 
+    exponents: torch.Tensor
     scale: torch.Tensor
     absmax: torch.Tensor
     code: torch.Tensor
@@ -55,7 +62,12 @@ class PackedExperts(nn.Module):
         super().__init__()
         matrix = (weight.out_features, weight.in_features)
         self.plain_shape = torch.Size((weight.num_experts, *(matrix[::-1] if weight.is_transposed else matrix)))
-        self.is_transposed = weight.is_transposed
+        self.is_turned = weight.is_transposed and quantization.quant_type == MXFP4  # packed unlike the model has it
+        self.is_transposed = weight.is_transposed and not self.is_turned
+        if quantization.quant_type == MXFP4 and weight.in_features % GROUP:
+            raise ConfigError(
+                f"--quantization: experts of {weight.in_features} inputs do not fill groups of {GROUP}; give 4bit"
+            )
         self.quantization = quantization
         self.on_quantized: Callable[[torch.Tensor], None] | None = None  # called with the packed values
 
@@ -87,7 +99,7 @@ class PackedExperts(nn.Module):
         num_bytes = _filled(self.plain_shape) * settings.bits // 8
         packed = torch.zeros(len(whole), num_bytes, dtype=torch.uint8, device=whole.device)
         for matrix, place in zip(whole, packed, strict=True):
-            values = matrix.to(settings.compute_dtype).contiguous()
+            values = (matrix.t() if self.is_turned else matrix).to(settings.compute_dtype).contiguous()
             if settings.bits == 4:
                 values = nn.functional.pad(values.view(-1), (0, _filled(self.plain_shape) - values.numel()))
             of_matrix, statistics = pack(values, settings)
@@ -127,7 +139,7 @@ class PackedExperts(nn.Module):
             ends,
             packed.view(torch.uint8).view(-1, 1),
             self._statistics(),
-            list(self.plain_shape),
+            list(self._packed_shape),
             settings.quant_type,
             settings.own_unpacking,
             self.is_transposed,
@@ -139,7 +151,13 @@ class PackedExperts(nn.Module):
         settings = self.quantization
         kernel = (settings.quant_type, settings.own_unpacking)
         as_bytes = packed.view(torch.uint8).view(-1, 1)
-        return _unpack(as_bytes, self._statistics(), self.plain_shape, *kernel, settings.compute_dtype)
+        weights = _unpack(as_bytes, self._statistics(), self._packed_shape, *kernel, settings.compute_dtype)
+        return weights.transpose(1, 2) if self.is_turned else weights
+
+    @property
+    def _packed_shape(self) -> torch.Size:
+        num_experts, rows, columns = self.plain_shape
+        return torch.Size((num_experts, columns, rows)) if self.is_turned else self.plain_shape
 
     def _statistics(self) -> list[torch.Tensor]:
         return [getattr(self, name) for name in self.statistics_shapes()]
@@ -185,7 +203,7 @@ def experts_product(
         packed: uint8 [bytes, 1].
         statistics: of `PackedExperts`, in the order of `packing.statistics_of`.
         shape: [experts, out, in], or [experts, in, out] if `is_transposed`.
-        own_unpacking: nf4 is unpacked by our own kernel.
+        own_unpacking: nf4 and MXFP4 are unpacked by our own kernels.
 
     Returns:
         [rows, out]
@@ -249,6 +267,9 @@ def _unpack(
     if quant_type == "int8":
         weights = packed.view(torch.int8).view(shape[0], filled)
         return unpack_8bit(_cut(weights, shape), statistics[0], dtype)
+    if quant_type == MXFP4:
+        weights = unpack_mxfp4(packed, statistics[0].view(-1), shape[0], dtype, own_kernel=own_unpacking)
+        return _cut(weights.view(shape[0], filled), shape)
     absmax, code, *nested = statistics
     if nested:
         offset, nested_absmax, nested_code = nested

@@ -40,6 +40,7 @@ def test_its_tensors_are_those_that_transformers_dequantizes(published: Path, pl
 CASES = [
     ("2 ranks, all weights", 2, SHARDED),
     ("1 rank, nf4", 1, (*lora_flags(["q_proj", "v_proj"]), "--quantization", "4bit")),
+    ("2 ranks, mxfp4", 2, (*lora_flags(["q_proj", "v_proj"]), "--quantization", "mxfp4", *SHARDED)),
     ("2 ranks, nf4", 2, (*lora_flags(["q_proj", "v_proj"]), "--quantization", "4bit", *SHARDED)),
 ]
 
