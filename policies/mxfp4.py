@@ -66,8 +66,14 @@ def dequantize_mxfp4(blocks: torch.Tensor, scales: torch.Tensor) -> torch.Tensor
 def numbers_of(blocks: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
     """uint8 [..., 16] and [...] -> fp32 [..., 32]."""
     numbers = torch.tensor(_OF_BYTE, device=blocks.device)  # [256, 2]
-    exponents = scales.int().sub(_BIAS)[..., None, None]
-    return torch.ldexp(numbers[blocks.long()], exponents).flatten(-2)
+    return (numbers[blocks.long()] * _powers_of_two(scales)[..., None, None]).flatten(-2)
+
+
+def _powers_of_two(scales: torch.Tensor) -> torch.Tensor:
+    """2^(scale - 127) by its bits in fp32: GPUs' functions for powers need not be exact."""
+    exponents = scales.int()
+    # The lowest one has no digit before the point, so it is written as a half of the next.
+    return torch.where(exponents == 0, 0x400000, exponents << 23).view(torch.float32)
 
 
 def to_mxfp4(numbers: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -78,7 +84,7 @@ def to_mxfp4(numbers: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """
     values = numbers.float()
     exponents = (torch.frexp(values.abs().amax(-1)).exponent - 3).clamp_(-_BIAS, _BIAS)
-    scaled = torch.ldexp(values.abs(), -exponents.unsqueeze(-1))
+    scaled = values.abs() * _powers_of_two(_BIAS - exponents).unsqueeze(-1)
     codes = torch.zeros_like(scaled, dtype=torch.uint8)
     for place, middle in enumerate(_MIDDLES):
         codes += scaled >= middle if place % 2 else scaled > middle
