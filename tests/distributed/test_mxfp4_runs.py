@@ -64,13 +64,8 @@ def test_it_trains_as_the_model_in_bf16_and_leaves_plain_weights(
         assert load_file(saved / "model.safetensors").keys() == load_file(plain / "model.safetensors").keys()
         if ranks == 1:
             further = flags_for(published, tmp_path / "further", batching="padding", num_steps=1)
-            further += [
-                *given,
-                "--run_validation",
-                "False",
-                "--from_peft_checkpoint",
-                str(tmp_path / "published/adapter"),
-            ]
+            further += ["--use_peft", "--quantization", "4bit", "--run_validation", "False"]
+            further += ["--from_peft_checkpoint", str(tmp_path / "published/adapter")]
             process_group.train(further, 1)
             (found,) = train_events(tmp_path / "further")
             assert found["loss"] < losses["published"][0][0], "it goes on from what was learned"
