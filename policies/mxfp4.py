@@ -41,7 +41,8 @@ def names_in_mxfp4(shapes: Mapping[str, tuple[int, ...]]) -> list[str]:
         shapes: by the names in the files, of the tensors of uint8.
     """
     names = [name.removesuffix(BLOCKS) for name in shapes if name.endswith(BLOCKS)]
-    return [name for name in names if shapes[name + BLOCKS] == (*shapes.get(name + SCALES, ()), GROUP // 2)]
+    pairs = {name: (shapes[name + BLOCKS], shapes.get(name + SCALES)) for name in names}
+    return [name for name, (blocks, scales) in pairs.items() if scales and len(scales) == 3 and blocks == (*scales, 16)]
 
 
 def plain_shape(blocks: tuple[int, ...]) -> tuple[int, ...]:

@@ -208,10 +208,11 @@ def _draw(modules: list[nn.Module], owner: PreTrainedModel, undrawn: dict[int, T
     finally:
         for module, key, parameter, _ in stand_ins:
             module._parameters[key] = parameter
-    for _, _, parameter, whole in stand_ins:
+    while stand_ins:  # each is given up once its part is kept
+        _, _, parameter, whole = stand_ins.pop(0)
         target = undrawn.pop(id(parameter), None)  # None: an adapter's, or shared with a module that drew it
         if target is not None:
-            if whole.isnan().any():  # the model did not initialize it
+            if whole.numel() and whole.amax().isnan():  # NaN if any is: the model did not initialize it
                 whole.normal_(std=0.02)
             target.keep(whole)
 

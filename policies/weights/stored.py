@@ -167,7 +167,8 @@ class SafetensorsTensors:
         """The tensor, in memory of its own on the CPU."""
         with safe_open(self.path_of[name], framework="pt") as file:
             # get_tensor may be a view of the mapped file; a copy lets the file go.
-            return self.place_of(name).read(file).clone()
+            tensor = self.place_of(name).read(file)
+            return tensor if name in self.in_mxfp4 else tensor.clone()
 
     def are_equal(self, name: str, other: str, dtype: torch.dtype) -> bool:
         """Whether two tensors have the same values in this dtype. Rows are read until some differ."""
