@@ -199,6 +199,7 @@ def queue_step(job: Job, micro_batches: list[MicroBatch], wait: DataWait, *, end
     with (
         results.naming_samples(job, state.step),
         reporter.recording(state.step, counts, wait, lr=lr, ends_epoch=ends_epoch) as record,
+        trainable.routing.step(counts),
     ):
         numbers = train_step(
             trainable, micro_batches, counts.num_label_tokens, env.device, env.world_size, reporter.on_phase

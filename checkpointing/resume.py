@@ -155,6 +155,10 @@ def _load_tensors(checkpoint: Checkpoint, trained: Trained, optimizer_device: to
         targets[stored_name] = states[name][key] = target
     if unknown:
         raise ConfigError(f"extra: {', '.join(unknown)}; {_REMEDY}")
+    # A run that had no such state, whose coefficient --resume_anyway has changed, begins with equal shares.
+    routing = {name: target for name, target in trained.routing.tensors().items() if name in stored.kinds}
+    _compare({name: stored.kinds[name] for name in routing}, routing)
+    targets |= routing
     numbers = checkpoint.values["optimizer_numbers"]
     _check_numbers(numbers, states)
     stored.load(targets)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from policies.adapters.adapted_model import has_adapter, is_own_name
 from policies.loss_scaling import LossScaler
+from policies.routing.expert_loads import Routing
 from policies.sharding import unwrap
 from policies.weights.tensor_names import saved_buffers
 from utils.local_tensors import plain_tensor
@@ -27,10 +28,11 @@ class Trained:
     optimizer: Optimizer
     scheduler: LambdaLR
     scaler: LossScaler
+    routing: Routing = field(default_factory=Routing, kw_only=True)
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """The tensors of model and optimizer, sharded as the model is."""
-        return model_tensors(self.model) | optimizer_tensors(self.model, self.optimizer)
+        """The tensors of model, optimizer and routing, those of model and optimizer sharded as the model is."""
+        return model_tensors(self.model) | optimizer_tensors(self.model, self.optimizer) | self.routing.tensors()
 
     def values(self) -> dict[str, Any]:
         """All other state, as JSON values."""

@@ -25,6 +25,7 @@ _NAMES: dict[str, str] = {
     "adam_beta2": "beta2",
     "deterministic": "full_determinism",
     "label_smoothing": "label_smoothing_factor",
+    "router_aux_loss_coef": "moe_aux_loss_coef",
     # Data
     "context_length": (
         "max_length max_seq_length max_seq_len model_max_length sequence_len seq_len block_size cutoff_len "

@@ -112,6 +112,12 @@ class TrainConfig:
         minimum=0,
         exclusive_maximum=1,
     )
+    router_aux_loss_coef: float | None = setting(
+        None,
+        "weight of the loss that evens out the experts of a mixture; 0: cross-entropy alone",
+        minimum=0,
+        default_text="that of config.json if it says output_router_logits, else 0",
+    )
 
     # Adapters and frozen layers
     use_peft: bool = setting(False, "train an adapter and freeze the model's own weights")

@@ -127,9 +127,7 @@ _MISSING_REASONS: dict[str, str] = {
     "no noise is added to embeddings": "neftune_noise_alpha noisy_embedding_alpha",
     "fp32 is multiplied in fp32": "tf32",
     "gradients are summed before a step is taken": "optimizer_in_bwd",
-    _OWN_LOSS: (
-        "use_dft_loss use_asft_loss asft_alpha use_eaft use_eaft_loss eaft_alpha eaft_k loss_type router_aux_loss_coef"
-    ),
+    _OWN_LOSS: ("use_dft_loss use_asft_loss asft_alpha use_eaft use_eaft_loss eaft_alpha eaft_k loss_type"),
     "its states are those of --optimizer": (
         "use_galore galore_layerwise galore_target galore_rank galore_update_interval galore_scale use_apollo "
         "apollo_layerwise apollo_target apollo_rank apollo_update_interval apollo_scale apollo_scale_type use_badam "

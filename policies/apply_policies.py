@@ -23,6 +23,7 @@ from policies.parts import has_vision, qformer_part
 from policies.quantization.choice import quantize_weights
 from policies.quantization.float8 import Float8, compute_in_float8, store_in_float8
 from policies.quantization.packing import Quantization
+from policies.routing.routers import Router, find_routers
 from policies.sharding import Layout, replicate, shard
 from policies.weights.materialise import Weights, materialise
 from policies.wrapping import find_layers, find_outer_norms, find_units
@@ -39,6 +40,7 @@ class Policies(NamedTuple):
     checkpointing: Checkpointing | None = None  # chosen by the run's plan; None: the flags decide
     compile_falls_back: bool = False  # --compile auto on one rank: if anything does not compile, all runs uncompiled
     flash_4: bool = False  # FlashAttention 4 works on every rank's device
+    router_aux_loss_coef: float = 0.0  # of the loss that evens out a mixture's experts
 
 
 class Adapted(NamedTuple):
@@ -48,6 +50,7 @@ class Adapted(NamedTuple):
     base: PreTrainedModel  # the model that the adapters were added to; `model` itself if there are none
     units: list[nn.Module]  # the modules that are gathered one at a time; the root holds the rest
     layers: list[nn.Module]  # the repeated ones, inner ones first, as `policies.wrapping.find_layers` returns them
+    routers: list[Router]  # of a mixture of experts
     notes: tuple[str, ...]  # lines to print
 
 
@@ -90,7 +93,7 @@ def adapt_model(
         cross_entropy=cross_entropy,
     )
     # Found now: sharding renames their classes.
-    layers, units = find_layers(base), find_units(base, config.fsdp_config.wrap)
+    layers, units, routers = find_layers(base), find_units(base, config.fsdp_config.wrap), find_routers(base)
 
     # 1. PEFT, on quantized layers or plain ones
     notes: tuple[str, ...] = ()
@@ -125,7 +128,7 @@ def adapt_model(
     if train.compile:
         norms = find_outer_norms(base, layers)
         compile_layers(layers, norms, widths_vary=train.batching_strategy == "padding", fallback=fallback)
-    return Adapted(wrapped, base, units, layers, notes)
+    return Adapted(wrapped, base, units, layers, routers, notes)
 
 
 def shard_and_fill(
@@ -145,7 +148,7 @@ def shard_and_fill(
     Returns:
         The model to call: `model(..., targets=targets)` gives the summed loss.
     """
-    model, base, units, layers, _ = adapted
+    model, base, units, layers = adapted[:4]
     layout = policies.layout
     # 6. shard
     shard(model, units, layout, policies.precision, env.device)

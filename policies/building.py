@@ -20,6 +20,8 @@ from policies.linear_attention.choice import use_offsets_in_states
 from policies.loading import build_model, grow_embeddings
 from policies.model_task import ModelTask
 from policies.pretrained import generation_settings
+from policies.routing.coefficient import check_routers
+from policies.routing.expert_loads import Routing
 from policies.weights.materialise import find_weights
 from ranks.environment import Environment, print_rank_zero
 from utils.device import DeviceFacts
@@ -43,6 +45,7 @@ class BuiltModel:
 
     model: nn.Module
     empty: MetaModel  # its origin
+    routing: Routing  # of its experts; before the first forward its routers are watched
     load_seconds: float
 
 
@@ -71,6 +74,7 @@ def build_empty(
     model = build_model(train, model_config, task.AUTO_MODEL, policies.precision.storage_dtype)
     notes = task.check_model(model, train.model_name)
     compute_by_products(model)
+    notes += check_routers(model, policies.router_aux_loss_coef, asked=train.router_aux_loss_coef)
     packed = task.PACKS and train.batching_strategy == "packing"
     if task.PACKS:
         notes += use_offsets_in_states(model, device, packed=packed)
@@ -152,4 +156,5 @@ def build_for_training(
         env,
         offloads=config.train_config.activation_offloading,
     )
-    return BuiltModel(model, empty, time.perf_counter() - started)
+    routing = Routing(adapted.routers, coefficient=policies.router_aux_loss_coef, device=env.device)
+    return BuiltModel(model, empty, routing, time.perf_counter() - started)

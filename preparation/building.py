@@ -103,9 +103,10 @@ def build(inputs: Inputs, env: Environment) -> TrainingParts:
         optimizer=optimizer,
         scheduler=build_scheduler(optimizer, train, steps_per_epoch=len(loaders.train), num_steps=inputs.num_steps),
         scaler=LossScaler(active=precision.scales_loss),
-        summed_loss=task.summed_loss,
+        summed_loss=built.routing.watching(task.summed_loss),
         accumulation=choose_accumulation(*how_reduced),
         max_norm=train.gradient_clipping_threshold if train.gradient_clipping else None,
+        routing=built.routing,
     )
     return TrainingParts(trainable, loaders, empty, built.load_seconds)
 

@@ -86,7 +86,10 @@ def report_evaluation(job: Job, loss: float, num_label_tokens: int, stopping: St
         return False
     figures = measure(answers)
     samples = job.generation.shown(answers, tuple(job.config.sources)) if job.generation else []
-    job.reporter.evaluated(state.step, state.epoch_of_step, loss, num_label_tokens, figures, samples)
+    of_experts = job.trainable.routing.take_loads()
+    job.reporter.evaluated(
+        state.step, state.epoch_of_step, loss, num_label_tokens, figures, samples, of_experts=of_experts
+    )
     decisive = deciding_figure(figures, train_config.best_metric)  # None if the loss decides
     is_best = state.is_best(loss, decisive)
     if state.step > 0:

@@ -21,6 +21,7 @@ from ranks.environment import Environment, print_rank_zero
 from reporting.communication import CommunicationRecorder, StepCommunication
 from reporting.end_summary import end_figures, end_summary
 from reporting.epoch_lines import epoch_line
+from reporting.expert_line import expert_line
 from reporting.flop_counter import FlopFormula
 from reporting.llama_recipes_lists import write_metrics_data
 from reporting.log_line import TimeLeft, clock, log_line, perplexity, shown_perplexity
@@ -264,15 +265,18 @@ class RunReporter:
         num_label_tokens: int,
         of_answers: Mapping[str, float],
         samples: Sequence[Mapping[str, Any]],
+        *,
+        of_experts: Mapping[str, float],
     ) -> None:
-        """Write the `eval` event and its log line, and some generated samples.
+        """Write the `eval` event and its log lines, and some generated samples.
 
         Args:
             of_answers: figures by name (`evaluation.measures`); empty if nothing was generated.
             samples: as `reporting.samples` prints them.
+            of_experts: figures by name (`reporting.expert_line`); empty without a mixture of experts.
         """
         figures = {"step": step, "epoch": epoch, "loss": loss, "perplexity": perplexity(loss)}
-        self.metrics.write("eval", **figures, num_label_tokens=num_label_tokens, **of_answers)
+        self.metrics.write("eval", **figures, num_label_tokens=num_label_tokens, **of_answers, **of_experts)
         for sample in samples:
             self.samples.write("sample", step=step, **sample)
         line = f"eval | step {step} | epoch {epoch} | loss {loss:.4f} | perplexity "
@@ -281,6 +285,8 @@ class RunReporter:
         if samples:
             self.say("\n".join(sample_lines(samples[:NUM_PRINTED])))
         self.say(line)
+        if of_experts:
+            self.say(expert_line(of_experts))
 
     def epoch_ended(self, epoch: int, seconds: float, train_loss: float, eval_loss: float | None) -> None:
         """Write the `epoch` event and its line."""

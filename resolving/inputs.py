@@ -92,7 +92,7 @@ def read_inputs(config: RunConfig, env: Environment, checkpoint: Checkpoint | No
         vocab_size=vocab_size,
         num_positions=num_positions(config.train_config, config.prefix_config, resolved.model_config),
     )
-    notes = [*resolved.notes, *task.loss_notes(resolved.model_config), *data.notes, *data.epoch_notes(resolved.batches)]
+    notes = [*resolved.notes, *data.notes, *data.epoch_notes(resolved.batches)]
     notes += template_notes(config, tokenizer_of(processor))
     print_rank_zero(env, *config.notes, *notes, *(generation.notes if generation else ()))
     width = replace(resolved.widths[0], limit=resolved.began_with.packed_length or resolved.context_length)

@@ -24,6 +24,7 @@ from policies.loading import load_model_config
 from policies.mixed_precision import resolve_precision, resolve_saved_dtype
 from policies.quantization.choice import resolve_quantization
 from policies.quantization.float8 import resolve_float8
+from policies.routing.coefficient import resolve_coefficient
 from policies.sharding import choose_layout
 from ranks.environment import Environment
 from reporting.profiling import num_steps_needed
@@ -134,6 +135,9 @@ def resolve(
     task.check_config(model_config, config.train_config.model_name)
     config = keep_documents_apart(settings_of_task(config, task), model_config, precision, env.device_facts)
     config = with_default_targets(config, model_config)
+    router_coefficient, router_notes = resolve_coefficient(
+        config.train_config.router_aux_loss_coef, model_config, task.AUTO_MODEL, config.train_config.model_name
+    )
     is_open = config.train_config.compile is None
     config = decide_compilation(config, model_config, env.device_facts, was_compiled=was_compiled)
     chose_to_compile = is_open and bool(config.train_config.compile)
@@ -168,6 +172,7 @@ def resolve(
             float8,
             compile_falls_back=chose_to_compile and env.world_size == 1,
             flash_4=flash_4,
+            router_aux_loss_coef=router_coefficient,
         ),
         lengths=lengths,
         notes=(
@@ -178,6 +183,7 @@ def resolve(
             *length_notes,
             *flash_notes,
             *save_notes,
+            *router_notes,
         ),
         saved_dtype=saved_dtype,
         chose_to_compile=chose_to_compile,

@@ -32,6 +32,7 @@ class CausalMicroBatch(TensorBatch):
     source_rows: tuple[int, ...]  # of its examples, their rows in the data file
     cu_seqlens: torch.Tensor | None = None  # int32 [sequences + 1] in the flattened [batch x seq]
     max_seqlen: int = 0  # tokens of the longest sequence; 0 without offsets
+    row_lengths: torch.Tensor | None = None  # int64 [batch], tokens of each row, without padding; None: all of it
 
     @property
     def text_ids(self) -> torch.Tensor:
@@ -94,6 +95,7 @@ class Collator:
             source_rows=tuple(sequence.source_row for sequence in sequences),
             cu_seqlens=None if offsets is None else torch.from_numpy(offsets),
             max_seqlen=0 if offsets is None else int(np.diff(offsets).max()),
+            row_lengths=torch.from_numpy(row_lengths),
         )
 
     @property

@@ -104,12 +104,6 @@ class CausalLM(Task[CausalMicroBatch]):
             )
         return []
 
-    def loss_notes(self, model_config: PreTrainedConfig) -> list[str]:
-        """A line for a mixture of experts whose config asks for its router's auxiliary loss, which is not added."""
-        if getattr(model_config.get_text_config(), "output_router_logits", False):
-            return ["output_router_logits: the router's auxiliary loss is not added; cross-entropy alone is trained"]
-        return []
-
     def backbone(self, model: PreTrainedModel) -> list[nn.Module]:
         """The decoder: the head computes logits from its output alone."""
         return [_find_decoder(model) or model]

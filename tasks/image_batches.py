@@ -42,6 +42,7 @@ class ImageTextMicroBatch(TensorBatch):
     num_decoder_tokens: int = 0
     num_decoder_pairs: int = 0
     num_cross_pairs: int = 0
+    row_lengths: torch.Tensor | None = None  # int64 [batch], tokens of each row, without padding; None: all of it
 
     @property
     def text_ids(self) -> torch.Tensor:
@@ -141,6 +142,7 @@ class ImageCollator:
             num_label_tokens=sum(map(len, captions)),
             num_attended_pairs=int(causal_pairs(lengths).sum()) if source_rows else 0,
             source_rows=source_rows,
+            row_lengths=torch.from_numpy(lengths if source_rows else lengths * 0),
         )
 
     def _of_encoder_decoder(

@@ -136,9 +136,6 @@ class ImageText(Task[ImageTextMicroBatch]):
             f"{' and '.join(frozen)} of config.json: not followed; --freeze_language_model and --freeze_vision freeze"
         ]
 
-    def loss_notes(self, model_config: PreTrainedConfig) -> list[str]:
-        return CausalLM().loss_notes(model_config)
-
     def backbone(self, model: PreTrainedModel) -> list[nn.Module]:
         """The backbone of the language model inside, or the whole model below its head, which inserts images."""
         owner = head(model)

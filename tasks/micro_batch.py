@@ -20,6 +20,9 @@ class TensorBatch:
     num_decoder_pairs = 0
     num_cross_pairs = 0
 
+    # Asked for by mixtures of experts alone, and no encoder-decoder that trains is one.
+    row_lengths: torch.Tensor | None = None
+
     def to(self, device: torch.device) -> Self:
         # From pinned memory the copy is queued, and the host goes on.
         return self._map(lambda tensor: tensor.to(device, non_blocking=True))

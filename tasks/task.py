@@ -68,6 +68,11 @@ class MicroBatch(Protocol):
     def text_ids(self) -> torch.Tensor:
         """int64 [batch, seq], what the decoder reads: each label token is the input at the position after its own."""
 
+    @property
+    def row_lengths(self) -> torch.Tensor | None:
+        """int64 [batch], tokens of each row of `text_ids`, without the padding on its right; None: there is none, or
+        nothing asks."""
+
     def with_text_ids(self, ids: torch.Tensor) -> Self: ...
     def to(self, device: torch.device) -> Self: ...
 
@@ -151,10 +156,6 @@ class Task(ABC, Generic[Batch]):
         Raises:
             ConfigError: if the loss cannot be computed here.
         """
-        return []
-
-    def loss_notes(self, model_config: PreTrainedConfig) -> list[str]:
-        """Lines to print about what the loss leaves out."""
         return []
 
     # From examples to batches

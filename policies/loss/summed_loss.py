@@ -79,6 +79,9 @@ def use_summed_loss(
         cross_entropy: computes what `summed_cross_entropy` does; compiled, it reads and writes a chunk's logits once.
     """
     own_forward, decoder = model.forward, _Backbone(backbone[-1])
+    # The logits of routers, for a loss that is not computed there (policies/routing/), would only be kept.
+    collects = getattr(model.config.get_text_config(), "output_router_logits", False)
+    unused = {"output_router_logits": False} if collects else {}
 
     # generate() looks at the signature of forward.
     @functools.wraps(own_forward)
@@ -94,7 +97,7 @@ def use_summed_loss(
         if targets is None:
             given = {} if labels is None else {"labels": labels}
             return own_forward(*args, **given, **kwargs)
-        hidden = decoder.output_of(lambda: own_forward(*args, **kwargs))
+        hidden = decoder.output_of(lambda: own_forward(*args, **unused, **kwargs))
         _check_positions(model, hidden, kwargs)
         hidden = hidden.reshape(1, -1, hidden.shape[-1])
         if target_positions is not None:

@@ -179,13 +179,6 @@ def test_labels_shift_by_one_and_nothing_follows_the_last() -> None:
     assert shift_left(labels).tolist() == [[2, -100, 4, -100], [-100, 7, 8, -100]]
 
 
-@pytest.mark.parametrize("asked", [False, True])
-def test_a_routers_own_loss_is_said_to_be_left_out(asked: bool) -> None:
-    notes = TASK.loss_notes(transformers.MixtralConfig(output_router_logits=asked))
-    assert len(notes) == asked
-    assert all("output_router_logits" in note for note in notes)
-
-
 @pytest.mark.parametrize("config", [transformers.Llama4TextConfig, transformers.ModernBertDecoderConfig])
 def test_the_decoder_is_found_where_transformers_names_the_model_or_its_head(config: Any) -> None:
     """transformers takes Llama 4 for its own decoder, and the head of ModernBERT's decoder for the decoder."""
