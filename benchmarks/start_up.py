@@ -1,55 +1,71 @@
-"""From the command to the first optimizer step: seconds, first with empty compiler caches, then with filled ones.
+"""From the command to the end of the first optimizer step: seconds by part, with empty and filled caches.
 
-    python -m benchmarks.start_up --shape tinyllama -- --pure_bf16 --compile
+    python -m benchmarks.start_up                                      TinyLlama-1.1B's shape on a GPU, default flags
+    python -m benchmarks.start_up --shape tiny --length 512 --batch 2 -- --use_peft               on a CPU
 
-Random rows and weights of a named shape. Also prints when each line of the run appeared. The files of torch and
-transformers are read before the first run, so that a disk's cache is warm in both.
+Random rows and weights of a named shape. Four starts: the system's cache of files without those of Python's packages
+(other processes that use them keep them there) and compiler caches empty; then files cached; then compiler caches
+filled, twice. Parts are the functions that `preparation.prepare.prepare` calls; those below 0.05 s are "other".
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from pathlib import Path
 
-from benchmarks.runs.launch import ROOT, SCRIPT
-from benchmarks.runs.measurements import train_events
+import torch
+
+from benchmarks.runs.launch import ROOT
 from benchmarks.runs.shapes import SHAPES, make_shape
+from benchmarks.runs.start_parts import LEAST_SECONDS
 
-POLL_SECONDS = 0.05
+STARTS = (
+    "files not cached, compiler caches empty",
+    "files cached, compiler caches empty",
+    "files cached, compiler caches filled",
+    "the same again",
+)
 
 
-def first_step_seconds(command: list[str], output: Path, environment: dict[str, str]) -> float:
-    """Run the command; seconds from its start to the event of its first step.
+def forget_files() -> int:
+    """Drop the files of Python's packages from the system's cache; how many were asked for."""
+    packages = Path(torch.__file__).parents[1]
+    files = [path for path in packages.rglob("*") if path.suffix in (".py", ".pyc", ".so") or ".so." in path.name]
+    for path in files:
+        with path.open("rb") as file:
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    return len(files)
+
+
+def start(flags: list[str], file: Path, environment: dict[str, str]) -> dict[str, float]:
+    """Run the command; seconds by part.
 
     Raises:
-        SystemExit: if there was none.
+        SystemExit: if it failed; with what it printed.
     """
-    started = time.monotonic()
-    run = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
-    assert run.stdout is not None
-    lines = run.stdout
+    begun = [sys.executable, "-m", "benchmarks.runs.start_parts", repr(time.monotonic()), str(file), *flags]
+    run = subprocess.run(begun, cwd=ROOT, capture_output=True, text=True, env=environment, check=False)
+    if run.returncode or not file.exists():
+        raise SystemExit(f"{run.stdout}{run.stderr}\nerror: the run ended with status {run.returncode}")
+    parts: dict[str, float] = json.loads(file.read_text())
+    return parts
 
-    def show() -> None:
-        for line in lines:
-            if line.strip():
-                print(f"  {time.monotonic() - started:6.1f} s  {line.rstrip()[:160]}", flush=True)
 
-    reader = threading.Thread(target=show)
-    reader.start()
-    seconds = 0.0
-    while not seconds and run.poll() is None:
-        time.sleep(POLL_SECONDS)
-        seconds = time.monotonic() - started if train_events(output) else 0.0
-    reader.join()
-    if run.wait() or not seconds:
-        raise SystemExit(f"error: the run ended with status {run.returncode}; its lines are above")
-    return seconds
+def table(columns: list[dict[str, float]]) -> str:
+    """In Markdown: a row for each part that took 0.05 s in one of the starts."""
+    names = list(dict.fromkeys(name for column in columns for name in column))
+    shown = [name for name in names if name == "other" or max(c.get(name, 0.0) for c in columns) >= LEAST_SECONDS]
+    for column in columns:
+        column["other"] += sum(seconds for name, seconds in column.items() if name not in shown)
+    rows = [f"| {name} | " + " | ".join(f"{c.get(name, 0.0):.2f}" for c in columns) + " |" for name in shown]
+    heading = "| seconds | " + " | ".join(STARTS) + " |\n|---|" + "---:|" * len(STARTS)
+    return "\n".join([heading, *rows])
 
 
 def main() -> None:
@@ -59,22 +75,26 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("flags", nargs="*", help="of finetuning.py, after --")
     options = parser.parse_args()
-    subprocess.run([sys.executable, SCRIPT, "--help"], stdout=subprocess.DEVNULL, check=True)
-    subprocess.run([sys.executable, "-c", "import torch, transformers, peft"], check=True)
     with tempfile.TemporaryDirectory() as temporary:
         model = Path(temporary) / options.shape
         make_shape(model, options.shape)
         environment = os.environ | {"ROW_LENGTH": str(options.length), "NUM_ROWS": str(2 * options.batch)}
         environment |= {f"{name}_CACHE_DIR": f"{temporary}/{name}" for name in ("TORCHINDUCTOR", "TRITON")}
-        for caches in ("empty", "filled"):
-            output = Path(temporary) / f"run-{caches}"
-            command = [sys.executable, SCRIPT, "--model_name", str(model), "--random_weights", "--output_dir"]
-            command += [str(output), "--dataset", f"{ROOT}/benchmarks/runs/random_rows.py:get_rows"]
-            command += ["--run_validation", "False", "--context_length", str(options.length), "--max_train_step", "2"]
-            command += ["--batch_size_training", str(options.batch), "--save_model", "False"]
-            command += ["--save_every_steps", "0", *options.flags]
-            seconds = first_step_seconds(command, output, environment)
-            print(f"first step after {seconds:.1f} s, compiler caches {caches}", flush=True)
+        flags = ["--model_name", str(model), "--random_weights", "--run_validation", "False", "--save_model", "False"]
+        flags += ["--dataset", f"{ROOT}/benchmarks/runs/random_rows.py:get_rows", "--save_every_steps", "0"]
+        flags += ["--context_length", str(options.length), "--batch_size_training", str(options.batch)]
+        flags += ["--max_train_step", "2", *options.flags]
+        columns = []
+        for number, caches in enumerate(STARTS):
+            if number == 0:
+                print(f"{forget_files():,} files are to leave the system's cache", flush=True)
+            if number == 1:  # caches of the first start go
+                environment |= {f"{name}_CACHE_DIR": f"{temporary}/{name}-2" for name in ("TORCHINDUCTOR", "TRITON")}
+            output = Path(temporary) / f"run-{number}"
+            parts = start([*flags, "--output_dir", str(output)], Path(temporary) / f"parts-{number}.json", environment)
+            print(f"{parts['to the end of the first step']:.1f} s, {caches}", flush=True)
+            columns.append(parts)
+    print(table(columns))
 
 
 if __name__ == "__main__":

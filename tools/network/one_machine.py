@@ -6,7 +6,9 @@ import os
 import shutil
 import socket
 import subprocess
+import sys
 from collections.abc import Callable, Mapping
+from importlib.util import cache_from_source, find_spec
 from pathlib import Path
 
 from tools.network.names import check_nccl_interfaces
@@ -32,6 +34,12 @@ def check_machine(versions: Mapping[str, str], say: Callable[[str], None]) -> No
     check_nccl_interfaces()
     shown = ", ".join(f"{name} {versions[name]}" for name in ("torch", "transformers", "peft", "this repository"))
     say(f"checked this machine alone, {socket.gethostname()}: {_devices()}; {shown}")
+    if uncompiled := [name for name in ("torch", "transformers") if compiles_at_each_start(name)]:
+        say(
+            f"warning: Python compiles {' and '.join(uncompiled)} anew at each start, ten seconds of it, since it may "
+            "not keep the bytecode; run python -m compileall -q on their folder once, as its owner, and unset "
+            "PYTHONDONTWRITEBYTECODE"
+        )
     shared = shared_memory_bytes()
     if shared is not None and shared < _LEAST_SHARED_BYTES:
         say(
@@ -39,6 +47,14 @@ def check_machine(versions: Mapping[str, str], say: Callable[[str], None]) -> No
             "container more (docker run --shm-size 16g), or --num_workers_dataloader 0"
         )
     say("to check several machines, give --rdzv_endpoint HOST:PORT of the first on each")
+
+
+def compiles_at_each_start(package: str) -> bool:
+    """Whether a package has no bytecode, and none would be kept when it is imported. It is not imported."""
+    spec = find_spec(package)
+    if spec is None or spec.origin is None or Path(cache_from_source(spec.origin)).exists():
+        return False
+    return sys.dont_write_bytecode or not os.access(Path(spec.origin).parent, os.W_OK)
 
 
 def shared_memory_bytes() -> int | None:
