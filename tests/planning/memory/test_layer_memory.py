@@ -18,7 +18,9 @@ from planning.memory.device_kernels import Capability, KernelsOfCard
 from planning.memory.layer_memory import PassBytes, measure_pass
 from planning.memory.run_memory import outermost
 from policies.activations.checkpointing import Checkpointing, apply_activation_checkpointing
+from policies.adapters.expert_products import use_grouped_factors
 from policies.adapters.lora_layers import use_lean_forward
+from policies.experts.forward import compute_by_products
 from policies.wrapping import find_layers
 
 ROWS, WIDTH, VOCAB = 3, 40, 256
@@ -69,11 +71,17 @@ def build(
     base: Any = auto.from_config(config, dtype=config.dtype or dtype, **attention).to(device)
     layers, model = outermost(find_layers(base)), base
     if adapters:
+        experts = ["experts.gate_up_proj", "experts.down_proj"] if name == "mixtral" else None
         settings = peft.LoraConfig(
-            target_modules=["q", "v"] if name == "t5" else ["q_proj", "v_proj"], r=4, lora_dropout=0.1
-        )  # our own dropout
+            target_modules=["q", "v"] if name == "t5" else ["q_proj", "v_proj"],
+            target_parameters=experts,
+            r=4,
+            lora_dropout=0.0 if experts else 0.1,  # our own
+        )
         model = peft.get_peft_model(base, settings)
         use_lean_forward(model)
+        compute_by_products(base)
+        use_grouped_factors(base)
     apply_activation_checkpointing(base, Checkpointing(checkpointing))
     return model.train(), layers
 
@@ -120,6 +128,7 @@ CASES = [
     ("llama", False, "full"),
     ("llama", True, "off"),
     ("opt", True, "off"),
+    ("mixtral", True, "off"),  # with adapters of experts
 ]
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import peft
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -17,8 +19,10 @@ from policies.adapters.target_notes import target_notes
 from policies.experts.finding import find_experts
 from policies.experts.forward import compute_by_products, plain_product, set_product
 from tasks.flops import shares_of_experts
+from tests.helpers.adapter_kinds import adapt, config_of
 from tests.helpers.mixtures import MIXTURES, mixture
 from utils.device import DeviceFacts
+from utils.errors import ConfigError
 
 BOTH = ["experts.gate_up_proj", "experts.down_proj"]
 TARGETS: dict[str, list[str]] = {
@@ -193,3 +197,31 @@ def test_a_gpu_without_a_kernel_for_all_experts_gets_a_line(has_them: bool) -> N
     assert notes[0].startswith("target_modules: experts of 2 layers")
     line = "LoRA on experts: below compute capability 9.0 torch multiplies one expert after the other, and is slow"
     assert notes[1:] == ([] if has_them else [line])
+
+
+def test_adapters_of_single_experts_are_trained_on_as_peft_converts_them(tmp_path: Path) -> None:
+    """transformers 4 had a linear layer for each expert; gate and up are one now, of twice the rank."""
+    sizes = {"gate_proj": (32, 24), "up_proj": (32, 24), "down_proj": (24, 32)}
+    saved = {
+        f"base_model.model.model.layers.{layer}.mlp.experts.{expert}.{name}.lora_{factor}.weight": torch.randn(shape)
+        for layer in range(2)
+        for expert in range(4)
+        for name, (inputs, outputs) in sizes.items()
+        for factor, shape in (("A", (3, inputs)), ("B", (outputs, 3)))
+    }
+    save_file(saved, tmp_path / "adapter_model.safetensors")
+    peft.LoraConfig(r=3, lora_alpha=8, target_modules=list(sizes)).save_pretrained(str(tmp_path))
+    ids = torch.randint(3, 64, (2, 12))
+    expected = peft.PeftModel.from_pretrained(mixture("qwen3_moe"), str(tmp_path), is_trainable=True)
+    found = adapt(mixture("qwen3_moe"), config_of("--from_peft_checkpoint", str(tmp_path)))
+    use_ours(found)
+    wanted = outcome(expected, ids)
+    for key, value in outcome(found, ids).items():
+        torch.testing.assert_close(value, wanted[key], rtol=1e-4, atol=1e-5 * float(value.abs().max()), msg=key)
+
+
+def test_a_saved_adapter_of_a_router_is_refused(tmp_path: Path) -> None:
+    settings = peft.LoraConfig(r=3, target_modules=["q_proj"], target_parameters=["mlp.gate.weight"])
+    peft.get_peft_model(mixture("qwen3_moe"), settings).save_pretrained(str(tmp_path))
+    with pytest.raises(ConfigError, match=r"mlp\.gate\.weight is neither an expert nor a linear layer's weight"):
+        adapt(mixture("qwen3_moe"), config_of("--from_peft_checkpoint", str(tmp_path)))
