@@ -33,7 +33,7 @@ from resolving.sizes import check_model_sizes
 from tasks.finding import find_task, settings_of_task
 from tasks.generation import decoder_positions
 from tasks.task import Task
-from utils.compat import caps_scores
+from utils.compat import caps_scores, import_bitsandbytes_without_inductor
 from utils.errors import ConfigError
 from utils.positions import positions_of
 from utils.wording import plural
@@ -114,6 +114,8 @@ def resolve(
         ConfigError: if a setting cannot hold for this model or on these ranks.
     """
     device = env.device if env.planned_device is None else None  # to try kernels on; a planned one is not here
+    if config.train_config.use_peft:
+        import_bitsandbytes_without_inductor()  # peft is imported from here on, and imports it
     config = with_default_mode(config, env.device_facts.type)
     batches, batch_notes = batch_layout(config.train_config, env, resumed_size)
     if batches.rows_per_micro_batch != config.train_config.batch_size_training:

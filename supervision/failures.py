@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, NoReturn
 
 from configs.flags import parse_flags
 from configs.help import help_text, wants_help
-from configs.run import RunConfig
 from ranks.environment import Environment, lone_process, print_rank_zero, read_environment
 from supervision.exit_status import FAILED, REFUSED, hand_refusal_over, leave
 from supervision.patience import patience_of
@@ -35,8 +34,8 @@ _LOST_WORDS = (  # in errors of gloo, NCCL and the store if another rank is gone
 )
 
 
-def end_unless_flags_hold(argv: Sequence[str]) -> RunConfig:
-    """The settings; ends the process if these flags or the launcher's variables are refused, or if it asks for help.
+def end_unless_flags_hold(argv: Sequence[str]) -> None:
+    """End the process if these flags or the launcher's variables are refused, or if it is asked for help.
 
     Before torch is imported.
     """
@@ -46,7 +45,7 @@ def end_unless_flags_hold(argv: Sequence[str]) -> RunConfig:
         if wants_help(argv):
             print_rank_zero(env, help_text(argv))
             sys.exit(0)
-        return parse_flags(argv)
+        parse_flags(argv)
     except ConfigError as error:
         status = end_with_error(env, error, REFUSED)
         hand_refusal_over(env.refusal_file)

@@ -19,10 +19,5 @@ def begin_process(argv: Sequence[str]) -> Callable[[], None]:
     # The order matters: nobody may keep a stream before it is replaced, and flags are refused before slow imports.
     keep_standard_streams()
     let_ctrl_c_end_this()
-    config = end_unless_flags_hold(argv)
-    imports_ended = begin_imports()
-    if config.train_config.use_peft:
-        from utils.compat import import_bitsandbytes_without_inductor  # it imports torch
-
-        import_bitsandbytes_without_inductor()
-    return imports_ended
+    end_unless_flags_hold(argv)
+    return begin_imports()

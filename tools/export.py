@@ -28,6 +28,9 @@ if __name__ == "__main__":
     from tools.beginning import begin_importing
 
     imports_ended = begin_importing(lambda: export_flags(None, __doc__))
+    from utils.compat import import_bitsandbytes_without_inductor
+
+    import_bitsandbytes_without_inductor()  # before peft, below
 
 import torch
 

@@ -6,14 +6,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import peft
 import torch
 
-from checkpointing.exporting.adapters import load_adapter_config, put_adapter
 from checkpointing.exporting.blueprint import load_full, load_pretrained
 from checkpointing.exporting.model_source import ModelSource
-from policies.adapters.expert_products import use_grouped_factors
 from policies.experts.forward import compute_by_products
+from utils.compat import import_bitsandbytes_without_inductor
 from utils.errors import ConfigError, TrainingError
 
 # The largest difference that random rounding makes varies by less than this factor between two draws.
@@ -45,6 +43,11 @@ def load_model(
     """
     if not source.is_adapter:
         return load_full(source, auto_model, dtype, say)
+    import_bitsandbytes_without_inductor()
+    # Here, since peft takes seconds to import: a model without an adapter does not wait for it.
+    from checkpointing.exporting.adapters import load_adapter_config, put_adapter
+    from policies.adapters.expert_products import use_grouped_factors
+
     base = load_pretrained(str(source.base), auto_model, dtype)
     adapted, _ = put_adapter(base, source, load_adapter_config(source))
     # As in training: for each token peft would add products as large as all experts to their weights.
@@ -89,6 +92,8 @@ def check_logits(
     del reference
     try:
         if source.is_adapter and not merged:
+            import peft
+
             base = load_pretrained(str(source.base), auto_model, torch.float32)
             model: Any = peft.PeftModel.from_pretrained(base, str(folder))
         else:
