@@ -24,6 +24,7 @@ from configs.training import TrainConfig
 from policies.loading import attention_settings, explain_failed_load
 from policies.pretrained import MissingTensorsError, read_whole
 from policies.quantization.choice import gathering_changes_nothing
+from policies.weights.expert_files import StoredExperts, find_experts_stored, merging_rules
 from policies.weights.fingerprint import describe_file
 from policies.weights.fitting import (
     check_dtypes,
@@ -100,7 +101,7 @@ def find_weights(
         return RandomWeights(train.seed)
 
     # Reads headers, and values of tied weights that files hold apart; all others once the model is sharded.
-    def match() -> tuple[dict[str, Stored], str, list[str]]:
+    def match() -> tuple[dict[str, Stored | StoredExperts], str, list[str]]:
         try:
             return _match_files(train.model_name, model, allows_left_over=train.allow_unused_weights)
         except ConfigError as error:
@@ -149,7 +150,7 @@ def find_weights(
 
 def _match_files(
     model_name: str, model: PreTrainedModel, *, allows_left_over: bool
-) -> tuple[dict[str, Stored], str, list[str]]:
+) -> tuple[dict[str, Stored | StoredExperts], str, list[str]]:
     """Where each of the model's tensors is stored, "" or how the files differ from the model, and lines to print.
 
     The model's weights are untied if the files hold them apart.
@@ -166,19 +167,27 @@ def _match_files(
         notes.append(f"weights: {plural(len(files.in_mxfp4), 'tensor')} in MXFP4, dequantized as they are read")
     stored, difference = _find_each(model, files)
     check_dtypes(model, files.index, converts=bool(difference))
-    if not difference and (extra := left_over(model, files.index)):
+    merged = (place for place in stored.values() if isinstance(place, StoredExperts))
+    taken = {tensor.key for place in merged for tensors in place.experts for tensor in tensors}
+    if not difference and (extra := left_over(model, files.index.keys() - taken)):
         notes.append(check_left_over(extra, model, allowed=allows_left_over))
     return stored, difference, notes
 
 
-def _find_each(model: PreTrainedModel, files: SafetensorsTensors) -> tuple[dict[str, Stored], str]:
+def _find_each(model: PreTrainedModel, files: SafetensorsTensors) -> tuple[dict[str, Stored | StoredExperts], str]:
     """Where each of the model's tensors is stored, and "" or how the files differ from the model."""
-    stored_as, stored = find_stored(model, files.index), {}
+    stored_as, rules = find_stored(model, files.index), merging_rules(model)
+    stored: dict[str, Stored | StoredExperts] = {}
     for name, *_ in shared_names(model):
+        wanted = tuple(model.get_parameter(name).shape)
         if name not in stored_as:
-            return {}, f"they hold no {name}"
+            experts = find_experts_stored(rules, name, wanted, files)
+            if experts is None:
+                return {}, f"they hold no {name}"
+            stored[name] = experts
+            continue
         key = stored_as[name]
-        shape, wanted = files.index[key].shape, tuple(model.get_parameter(name).shape)
+        shape = files.index[key].shape
         if shape != wanted:
             return {}, f"{key} is {list(shape)} in them and {list(wanted)} in the model"
         stored[name] = files.place_of(key)

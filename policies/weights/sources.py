@@ -16,6 +16,7 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 from transformers import PreTrainedModel
 
 from policies.quantization.packing import PackedWeight
+from policies.weights.expert_files import StoredExperts
 from policies.weights.stored import Stored
 from policies.weights.tensor_names import plain_name
 from ranks.collectives import on_rank_zero
@@ -81,12 +82,12 @@ class Weights(Protocol):
 class FileWeights:
     """Every rank reads its own slices from the safetensors files."""
 
-    stored: dict[str, Stored]
+    stored: dict[str, Stored | StoredExperts]
     about_files: tuple[str, ...] = ()  # lines to print
 
     @property
     def notes(self) -> list[str]:
-        num_files = len({place.path for place in self.stored.values()})
+        num_files = len(set().union(*(place.paths for place in self.stored.values())))
         return [f"weights: each rank reads its own part of {plural(num_files, 'safetensors file')}", *self.about_files]
 
     def fill(self, model: PreTrainedModel, targets: dict[str, Target], device: torch.device) -> None:
@@ -101,7 +102,7 @@ class FileWeights:
                             bar.update(self._bytes_read(target))
 
     @staticmethod
-    def _read(file: Any, place: Stored, target: Target, device: torch.device) -> None:
+    def _read(file: Any, place: Stored | StoredExperts, target: Target, device: torch.device) -> None:
         """Read what this rank keeps into memory of its own, freed at once; the rest stays on disk."""
         if target.packing is not None:
             # Blocks and scales run through the whole weight, so every rank quantizes all of it, one weight at a time.

@@ -112,6 +112,10 @@ class Stored(NamedTuple):
         None  # of a tensor in MXFP4 the file with its scales; `key` and `path` are those of its blocks
     )
 
+    @property
+    def paths(self) -> set[Path]:
+        return {self.path, self.scales} if self.scales else {self.path}
+
     def read(self, file: Any, part: tuple[slice, ...] = (), device: torch.device | str = "cpu") -> torch.Tensor:
         """The tensor or a part of it; it may be a view of the file.
 
