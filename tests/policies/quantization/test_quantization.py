@@ -239,11 +239,11 @@ def test_a_model_with_mamba_layers_is_planned_without_those_whose_weights_they_r
     assert plan_memory(planned, card.card, rows_of_run(planned.resolved)).phases["backward"].activations
 
 
-def planned_qlora(model_config: PreTrainedConfig, tmp_path: Path) -> PlannedModel:
+def planned_qlora(model_config: PreTrainedConfig, tmp_path: Path, target_modules: str) -> PlannedModel:
     """The planned model of a run on one H200."""
     model_config.save_pretrained(tmp_path)
-    flags = "--random_weights --use_peft --quantization 4bit --context_length 64 --target_modules all-linear"
-    config = parse_flags(["--model_name", str(tmp_path), *flags.split()])
+    flags = "--random_weights --use_peft --quantization 4bit --context_length 64 --target_modules"
+    config = parse_flags(["--model_name", str(tmp_path), *flags.split(), target_modules])
     env = planned_environment(parse_hardware("H200"), config.train_config)
     return build_planned_model(resolve(config, env), env)
 
@@ -251,7 +251,7 @@ def planned_qlora(model_config: PreTrainedConfig, tmp_path: Path) -> PlannedMode
 def test_packed_experts_are_said_and_planned_with_the_weights_that_a_product_unpacks(tmp_path: Path) -> None:
     sizes = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2, "num_attention_heads": 4}
     config = MixtralConfig(**sizes, num_key_value_heads=4, num_local_experts=8, vocab_size=512)
-    planned = planned_qlora(config, tmp_path)
+    planned = planned_qlora(config, tmp_path, "q_proj,v_proj")
     (note,) = planned.adapted.notes
     assert note.endswith("all linear layers and experts but the output head")
     phases = plan_memory(planned, parse_hardware("H200").card, rows_of_run(planned.resolved)).phases
@@ -265,7 +265,8 @@ def test_packed_experts_are_said_and_planned_with_the_weights_that_a_product_unp
 def test_experts_that_stay_in_16_bits_are_said(tmp_path: Path) -> None:
     """JetMoE's, whose products transformers does not let others compute."""
     sizes = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2, "num_key_value_heads": 4}
-    planned = planned_qlora(JetMoeConfig(**sizes, kv_channels=64, num_local_experts=8, vocab_size=512), tmp_path)
+    config = JetMoeConfig(**sizes, kv_channels=64, num_local_experts=8, vocab_size=512)
+    planned = planned_qlora(config, tmp_path, "all-linear")
     (note,) = planned.adapted.notes
     num_experts = 2 * 8 * (3 * 256 * 512 + 2 * 256 * 256)  # its attention has some, too
     assert note.endswith(
