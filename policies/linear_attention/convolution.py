@@ -18,7 +18,7 @@ def convolution(written: Convolution, kernels: Kernels) -> Convolution:
     """A function in the place of transformers' `causal_conv1d_fn`.
 
     Args:
-        written: transformers' function, which serves rows without offsets.
+        written: transformers' function. On a CPU, too, it would call a kernel that is installed.
     """
 
     def convolve(
@@ -33,14 +33,14 @@ def convolution(written: Convolution, kernels: Kernels) -> Convolution:
             if kernels.fla or kernels.causal_conv1d:
                 return planned_convolution(hidden_states, weight)
             return reference_of(written)(hidden_states, weight, bias, activation)
-        if cu_seq_lens_q is None:
-            return written(hidden_states, weight, bias, activation, **kwargs)
-        arguments = (hidden_states, weight, bias, activation, cu_seq_lens_q)
+        arguments = (hidden_states, weight, bias, activation)
         if kernels.causal_conv1d:
-            return _by_causal_conv1d(*arguments)
+            return _by_causal_conv1d(*arguments, cu_seq_lens_q)
         if kernels.fla:
-            return _by_fla(*arguments)
-        return convolution_with_gaps(reference_of(written), *arguments)
+            return _by_fla(*arguments, cu_seq_lens_q)
+        if cu_seq_lens_q is None:
+            return reference_of(written)(*arguments)
+        return convolution_with_gaps(reference_of(written), *arguments, cu_seq_lens_q)
 
     return convolve
 
@@ -50,14 +50,14 @@ def _by_causal_conv1d(
     weight: torch.Tensor,
     bias: torch.Tensor | None,
     activation: str | None,
-    cu_seqlens: torch.Tensor,
+    cu_seqlens: torch.Tensor | None,
 ) -> torch.Tensor:
     from causal_conv1d import causal_conv1d_fn
 
     rows, _, length = hidden.shape
     # With seq_idx the kernel takes channels that lie side by side.
     hidden = hidden.transpose(1, 2).contiguous().transpose(1, 2)
-    documents = documents_of_tokens(cu_seqlens, rows, length)
+    documents = None if cu_seqlens is None else documents_of_tokens(cu_seqlens, rows, length)
     output: torch.Tensor = causal_conv1d_fn(hidden, weight, bias, seq_idx=documents, activation=activation)
     return output
 
@@ -67,12 +67,14 @@ def _by_fla(
     weight: torch.Tensor,
     bias: torch.Tensor | None,
     activation: str | None,
-    cu_seqlens: torch.Tensor,
+    cu_seqlens: torch.Tensor | None,
 ) -> torch.Tensor:
     from fla.modules.convolution import causal_conv1d
 
     rows, channels, length = hidden.shape
-    tokens = hidden.transpose(1, 2).reshape(1, rows * length, channels)
+    tokens = hidden.transpose(1, 2)
+    if cu_seqlens is not None:
+        tokens = tokens.reshape(1, rows * length, channels)
     output: torch.Tensor
     output, _ = causal_conv1d(tokens, weight, bias, activation=activation, cu_seqlens=cu_seqlens)
     return output.view(rows, length, channels).transpose(1, 2)

@@ -21,6 +21,7 @@ from torch import nn
 
 from policies.linear_attention.convolution import convolution
 from policies.linear_attention.kernels import Kernels
+from policies.linear_attention.rows import reference_of
 from policies.linear_attention.rules import delta_rule, fused_scan, state_space_scan
 
 CONVOLUTION = "causal_conv1d_fn"
@@ -35,7 +36,7 @@ _OF_ONE_TOKEN = {
     *("causal_conv1d_update", "torch_recurrent_gated_delta_rule", "recurrent_kimi_delta_attention"),
     "mamba2_selective_state_update",
 }
-_REPLACED = {CONVOLUTION, *DELTA_RULES, SCAN, FUSED_SCAN}
+_REPLACED = {CONVOLUTION, *DELTA_RULES, SCAN, FUSED_SCAN, *_OF_ONE_TOKEN}
 
 
 def state_layers(model: nn.Module) -> list[nn.Module]:
@@ -58,14 +59,13 @@ def tell_documents_apart(layers: Iterable[nn.Module], kernels: Kernels) -> None:
     """Give each of these layers a forward whose functions take the offsets of documents."""
     for layer in layers:
         written = inspect.unwrap(type(layer).forward)
-        own = {
-            name: _own_function(name, written.__globals__[name], kernels)
-            for name in _functions_of(type(layer)) & _REPLACED
-        }
+        own = {name: _own_function(name, written.__globals__[name], kernels) for name in _functions_of(type(layer))}
         layer.forward = MethodType(_with_functions(written, own), layer)
 
 
 def _own_function(name: str, written: Callable[..., Any], kernels: Kernels) -> Callable[..., Any]:
+    if name in _OF_ONE_TOKEN:  # for a cache; on a CPU, too, it would call a kernel that is installed
+        return written if any(kernels) else reference_of(written)
     if name == CONVOLUTION:
         return convolution(written, kernels)
     if name == SCAN:
@@ -87,7 +87,7 @@ def _with_functions(written: Any, own: Mapping[str, Callable[..., Any]]) -> Func
 def _kinds(classes: Iterable[type]) -> set[type] | None:
     """Those of them that are layers with a state; None if one calls other functions than those that are replaced."""
     called = {kind: names for kind in set(classes) if (names := _functions_of(kind))}
-    return None if any(names - _REPLACED - _OF_ONE_TOKEN for names in called.values()) else set(called)
+    return None if any(names - _REPLACED for names in called.values()) else set(called)
 
 
 def _functions_of(kind: type) -> set[str]:

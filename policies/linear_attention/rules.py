@@ -1,7 +1,7 @@
 """Recurrent rules of packed rows, by the kernels of optional packages, or by transformers' functions for each document.
 
 All have the signatures of transformers' functions, whose place they take in a layer
-(policies/linear_attention/layers.py). Rows without offsets go to transformers' own functions.
+(policies/linear_attention/layers.py).
 """
 
 from __future__ import annotations
@@ -40,14 +40,13 @@ def delta_rule(written: Function, module: str, name: str, kernels: Kernels) -> F
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         tensors, option = (query, key, value, g, beta), {"use_qk_l2norm_in_kernel": use_qk_l2norm_in_kernel}
         offsets = cu_seq_lens_q if cu_seqlens is None else cu_seqlens
+        reference = reference_of(written)
         if query.is_meta:
-            function = reference_of(written)
-            return (planned_delta_rule(*tensors), None) if kernels.fla else function(*tensors, **option)
-        if offsets is None:
-            return written(*tensors, **option, **kwargs)
+            return (planned_delta_rule(*tensors), None) if kernels.fla else reference(*tensors, **option)
+        if offsets is None:  # on a CPU, too, transformers' function would call a kernel that is installed
+            return (written if kernels.fla else reference)(*tensors, **option, **kwargs)
         _check_no_cache(kwargs)
         if not kernels.fla:
-            reference = reference_of(written)
             return for_each_document(lambda *parts: reference(*parts, **option)[0], tensors, offsets), None
         kernel = getattr(import_module(module), name)
         # The kernel takes the documents of one row. It makes tables of the offsets, once for all layers of a pass, and
@@ -74,15 +73,14 @@ def state_space_scan(written: Function, kernels: Kernels) -> Function:
         cu_seq_lens_q: torch.Tensor | None = None,
         **kwargs: Any,
     ) -> Any:
-        if hidden_states.is_meta:
-            return reference_of(written)(hidden_states, dt, A, B, C, **kwargs)
-        if cu_seq_lens_q is None:
-            return written(hidden_states, dt, A, B, C, **kwargs)
+        reference = reference_of(written)
+        if cu_seq_lens_q is None or hidden_states.is_meta:
+            serves = kernels.mamba_ssm and not hidden_states.is_meta
+            return (written if serves else reference)(hidden_states, dt, A, B, C, **kwargs)
         _check_no_cache(kwargs)
         if kernels.mamba_ssm:
             documents = documents_of_tokens(cu_seq_lens_q, *hidden_states.shape[:2])
             return written(hidden_states, dt, A, B, C, seq_idx=documents, **kwargs)
-        reference = reference_of(written)
 
         def scan_document(hidden: torch.Tensor, dt: torch.Tensor, B: torch.Tensor, C: torch.Tensor) -> torch.Tensor:
             output: torch.Tensor = reference(hidden, dt, A, B, C, **kwargs)
@@ -100,7 +98,7 @@ def fused_scan(written: Function, kernels: Kernels) -> Function:
     """
 
     def scan(projected: torch.Tensor, *args: Any, cu_seq_lens_q: torch.Tensor | None = None, **kwargs: Any) -> Any:
-        if projected.is_meta or (cu_seq_lens_q is not None and not kernels.mamba_ssm):
+        if projected.is_meta or not kernels.mamba_ssm:
             return None
         if cu_seq_lens_q is not None:
             kwargs["seq_idx"] = documents_of_tokens(cu_seq_lens_q, *projected.shape[:2])

@@ -37,9 +37,13 @@ def put_stand_ins(monkeypatch: pytest.MonkeyPatch, *, leak: str = "") -> None:
 
 
 def _without_offsets(function: Any, leaks: bool) -> Any:
-    def call(*args: Any, cu_seqlens: torch.Tensor, **kwargs: Any) -> Any:
-        length = args[0].shape[1]
-        return function(*args, cu_seqlens=torch.tensor([0, length]) if leaks else cu_seqlens, **kwargs)
+    def call(tokens: torch.Tensor, *args: Any, cu_seqlens: torch.Tensor | None, **kwargs: Any) -> Any:
+        rows, length = tokens.shape[:2]
+        if cu_seqlens is None:  # each row is a document
+            offsets = torch.arange(0, rows * length + 1, length)
+            output, _ = function(tokens.flatten(0, 1)[None], *args, cu_seqlens=offsets, **kwargs)
+            return output[0].unflatten(0, (rows, length)), None
+        return function(tokens, *args, cu_seqlens=torch.tensor([0, length]) if leaks else cu_seqlens, **kwargs)
 
     return call
 

@@ -20,7 +20,7 @@ from policies.attention.choice import choose_attention, keep_documents_apart, ro
 from policies.attention.packing_leaks import check_packing_isolates
 from policies.linear_attention.choice import use_offsets_in_states
 from policies.linear_attention.convolution import convolution_with_gaps
-from policies.linear_attention.kernels import Kernels
+from policies.linear_attention.kernels import Kernels, is_there
 from policies.linear_attention.layers import packages_of, state_layers, tell_documents_apart
 from policies.linear_attention.rules import fused_scan, state_space_scan
 from policies.loss.summed_loss import use_summed_loss
@@ -43,10 +43,18 @@ FAMILIES = {
 """The packages of their kernels."""
 
 
-def make_model(family: str) -> Any:
-    """Weights large enough that attention is far from uniform: a leak then shows in the first digit."""
+def make_model(family: str, *, key_dim: int | None = None) -> Any:
+    """Weights large enough that attention is far from uniform: a leak then shows in the first digit.
+
+    Args:
+        key_dim: of delta nets; their kernels take no less than 16.
+    """
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(tiny_config(family), dtype=torch.float32)
+    config = tiny_config(family)
+    names = ("linear_key_head_dim", "linear_value_head_dim", "linear_head_dim")
+    for name in names if key_dim else ():
+        setattr(config, name, key_dim)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(5 if parameter.dim() > 1 else 1)
@@ -108,6 +116,37 @@ def test_kernels_are_given_what_they_need_to_tell_documents_apart(
     tell_documents_apart(state_layers(model), kernels)
     # Token by token they round otherwise than chunk by chunk, as alone.
     assert max(alone_and_together(family, collate, model)) <= 3e-5
+
+
+def test_rows_without_offsets_take_the_kernel_of_the_convolution_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    stand_ins.put_stand_ins(monkeypatch)
+    model = make_model("qwen3_5_text")
+    collate = chosen(model, packed=False)
+    tell_documents_apart(state_layers(model), Kernels(fla=True))
+    assert max(alone_and_together("qwen3_5_text", collate, model, packed=False)) <= 1e-5
+
+
+@pytest.mark.skipif(not (torch.cuda.is_available() and is_there("fla")), reason="the kernels are a GPU's")
+@pytest.mark.parametrize("family", ["qwen3_next", "qwen3_5_text", "kimi_linear"])
+def test_on_a_gpu_in_bf16_packed_documents_are_as_near_to_fp32_as_documents_alone(family: str) -> None:
+    """bf16 rounds differently in every shape, so each way's distance to fp32 on the CPU is compared."""
+    documents = make_documents([33, 120, 64, 1, 9, 77, 13, 200])
+
+    def gradients(dtype: torch.dtype, device: DeviceFacts, rows: list[list[Any]]) -> torch.Tensor:
+        model, packed = make_model(family, key_dim=32).to(device.type, dtype), len(rows) < len(documents)
+        train = parse_flags(["--model_name", "m", "--batching_strategy", "packing" if packed else "padding"])
+        use_offsets_in_states(model, device, packed=packed)
+        choose_attention(model, train.train_config, Precision("bf16-true", dtype, dtype), device, 400)
+        offsets = rows_that_need_offsets(model, 400, packed=packed)
+        collate = Collator(packing=packed, padding_id=0, offsets=offsets)
+        return sum(loss_and_gradients(model, collate([row]), device.type)[1].cpu() for row in rows)  # type: ignore[return-value]
+
+    alone = [[document] for document in documents]
+    truth, noise = (gradients(dtype, device, alone) for dtype, device in ((torch.float32, CPU), (torch.bfloat16, GPU)))
+    found = gradients(torch.bfloat16, GPU, [documents[:3], documents[3:6], documents[6:]])
+    far, unavoidable = (((other - truth).norm() / truth.norm()).item() for other in (found, noise))
+    print(f"{family}: {far:.2e} from fp32 packed, {unavoidable:.2e} alone")
+    assert far <= 1.2 * unavoidable
 
 
 @pytest.mark.parametrize("leak", ["convolution", "rule"])
