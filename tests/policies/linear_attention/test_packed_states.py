@@ -127,7 +127,7 @@ def test_rows_without_offsets_take_the_kernel_of_the_convolution_too(monkeypatch
 
 
 @pytest.mark.skipif(not (torch.cuda.is_available() and is_there("fla")), reason="the kernels are a GPU's")
-@pytest.mark.parametrize("family", ["qwen3_next", "qwen3_5_text", "kimi_linear"])
+@pytest.mark.parametrize("family", ["qwen3_5_text", "kimi_linear"])
 def test_on_a_gpu_in_bf16_packed_documents_are_as_near_to_fp32_as_documents_alone(family: str) -> None:
     """bf16 rounds differently in every shape, so each way's distance to fp32 on the CPU is compared."""
     documents = make_documents([33, 120, 64, 1, 9, 77, 13, 200])
