@@ -54,7 +54,7 @@ class TrainConfig:
         None,
         "compile each decoder layer with torch.compile",
         stands_for="auto",
-        default_text="auto: on GPUs, if the model's family is known to compile and every rank's machine can",
+        default_text="auto: on GPUs, if every kind of layer passes a trial before the first step",
     )
     activation_checkpointing: Literal["off", "full", "selective", "auto"] | None = setting(
         None,

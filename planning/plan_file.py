@@ -127,5 +127,5 @@ def _own_memory_gib(env: Environment) -> float:
     if env.device.type != "cuda":
         return math.inf
     free, total = torch.cuda.mem_get_info(env.device)
-    # This process's own context is not free any more, and plans count it themselves.
-    return min(total / GIB, free / GIB + CONTEXT_GIB)
+    # This process's own context and tensors are not free any more, and plans count them themselves.
+    return min(total / GIB, (free + torch.cuda.memory_reserved(env.device)) / GIB + CONTEXT_GIB)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from torch import nn
@@ -38,7 +38,7 @@ class Policies(NamedTuple):
     layout: Layout
     float8: Float8 | None = None
     checkpointing: Checkpointing | None = None  # chosen by the run's plan; None: the flags decide
-    compile_falls_back: bool = False  # --compile auto on one rank: if anything does not compile, all runs uncompiled
+    compile_is_tried: bool = False  # --compile auto chose to compile: layers are tried before the first step
     flash_4: bool = False  # FlashAttention 4 works on every rank's device
     router_aux_loss_coef: float = 0.0  # of the loss that evens out a mixture's experts
 
@@ -63,7 +63,7 @@ def adapt_model(
     checkpointing: Checkpointing,
     new_tokens: Sequence[int] = (),
     adapter_device: str = "cpu",
-    say: Callable[[str], None] | None = None,
+    fallback: EagerFallback | None = None,
     compiled_loss: CrossEntropy | None = None,
 ) -> Adapted:
     """Steps 1 to 5: everything that needs neither other ranks nor weights. A plan of the run stops here.
@@ -73,13 +73,11 @@ def adapt_model(
         checkpointing: what `policies.activations.checkpointing.checkpointing_mode` returned.
         new_tokens: ids of tokens whose embeddings LoRA trains, too.
         adapter_device: "meta" for a plan, which needs no values.
-        say: prints a line if something does not compile; everything then runs uncompiled. None: torch's error ends the
-            call.
+        fallback: calls layers and loss, compiled or as they were written. None: what does not compile ends the call.
         compiled_loss: stands for the compiled cross-entropy in a plan, which compiles nothing.
     """
     base, train, backbone = model, config.train_config, task.backbone(model)
     wrapped: nn.Module = base  # in its adapters
-    fallback = None if say is None else EagerFallback(say)
     cross_entropy: CrossEntropy = summed_cross_entropy
     if train.compile:
         cross_entropy = compiled_loss or compile_cross_entropy(fallback)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from torch import nn
@@ -12,9 +12,10 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from configs.run import RunConfig
 from data.batches.packing import Offsets
-from policies.activations.checkpointing import Checkpointing, checkpointing_mode
+from policies.activations.checkpointing import Checkpointing, checkpoint_layers, checkpointing_mode
 from policies.apply_policies import Policies, adapt_model, shard_and_fill
 from policies.attention.choice import choose_attention, rows_that_need_offsets
+from policies.compilation.layers import EagerFallback
 from policies.experts.forward import compute_by_products
 from policies.linear_attention.choice import use_offsets_in_states
 from policies.loading import build_model, grow_embeddings
@@ -46,6 +47,8 @@ class BuiltModel:
     model: nn.Module
     empty: MetaModel  # its origin
     routing: Routing  # of its experts; before the first forward its routers are watched
+    layers: list[nn.Module]  # the repeated ones, as `policies.wrapping.find_layers` returns them
+    fallback: EagerFallback | None  # if --compile auto chose to compile, what can undo that
     load_seconds: float
 
 
@@ -138,6 +141,10 @@ def build_for_training(
     # read.
     weights = find_weights(config.train_config, empty.model, task.AUTO_MODEL, dtype, env, num_rows=num_embeddings)
     print_rank_zero(env, *empty.notes, *weights.notes)
+    fallback = None
+    if policies.compile_is_tried:
+        # Of several ranks one that went on uncompiled alone would enter other collectives than the others.
+        fallback = EagerFallback(partial(print_rank_zero, env) if env.world_size == 1 else None)
     adapted = adapt_model(
         empty.model,
         config,
@@ -145,7 +152,7 @@ def build_for_training(
         task=task,
         checkpointing=empty.checkpointing,
         new_tokens=new_tokens,
-        say=partial(print_rank_zero, env) if policies.compile_falls_back else None,
+        fallback=fallback,
     )
     print_rank_zero(env, *adapted.notes)
     model = shard_and_fill(
@@ -157,4 +164,10 @@ def build_for_training(
         offloads=config.train_config.activation_offloading,
     )
     routing = Routing(adapted.routers, coefficient=policies.router_aux_loss_coef, device=env.device)
-    return BuiltModel(model, empty, routing, time.perf_counter() - started)
+    return BuiltModel(model, empty, routing, adapted.layers, fallback, time.perf_counter() - started)
+
+
+def with_checkpointing(built: BuiltModel, checkpointing: Checkpointing) -> BuiltModel:
+    """The model with other checkpointing of its activations; it may be sharded, and has not been trained yet."""
+    checkpoint_layers(checkpointing.of(built.layers))
+    return replace(built, empty=replace(built.empty, checkpointing=checkpointing))

@@ -257,6 +257,17 @@ def reshard(model: nn.Module) -> None:
             forget_forwards(module)
 
 
+def end_backward(model: nn.Module) -> None:
+    """End a backward pass that an error cut short: `fully_shard` would wait for its end in all later ones.
+
+    Gradients that were computed are reduced, and removed.
+    """
+    if isinstance(model, FSDPModule):
+        model._get_fsdp_state()._root_post_backward_final_callback()
+    for parameter in model.parameters():
+        parameter.grad = None
+
+
 def own_class(model: nn.Module) -> type[nn.Module]:
     """The model's class as it was before `fully_shard`, which replaces it by a subclass."""
     bases = (base for base in type(model).__mro__ if issubclass(base, nn.Module))

@@ -21,7 +21,8 @@ from evaluation.generation import Generation
 from planning.cost.network_waits import RunNetwork
 from planning.plan_file import write_plan
 from policies.activations.checkpointing import Checkpointing
-from preparation.building import Trainable, build
+from preparation.building import Trainable, build, build_model, check_losses
+from preparation.compile_trial import try_to_compile
 from preparation.outputs import open_reporter, open_saver, record_run, show_start, take_folder
 from preparation.resuming import find_checkpoint, load_state
 from preparation.start import agree_on_attention, agree_to_compile, follow_plan, meet_ranks, start_ranks
@@ -86,10 +87,14 @@ def prepare(config: RunConfig, env: Environment, watchdog: Watchdog, lock: RunLo
     resolved = agree_on_attention(agree_to_compile(inputs.resolved, env), env)
     resolved, plan = follow_plan(resolved, env, inputs.data_facts, checkpoint)
     inputs = replace(inputs, resolved=resolved)
-    config, train = resolved.config, resolved.config.train_config
+    train = resolved.config.train_config
 
     # Weights.
-    parts = build(inputs, env)
+    built = build_model(resolved, inputs.processor, env)
+    check_losses(built, inputs, env)
+    built, inputs, plan = try_to_compile(built, inputs, plan, env, checkpoint)
+    resolved, config = inputs.resolved, inputs.resolved.config
+    parts = build(built, inputs, env)
     print_rank_zero(env, *plan.notes)
     model = parts.trainable.model
     seed_everything(train.seed, env.rank)  # from here on, dropout differs from rank to rank

@@ -59,7 +59,7 @@ class Resolved:
     lengths: tuple[int, ...]  # tokens of the longest row, and of the longest target if targets are apart
     notes: tuple[str, ...]  # lines to print: which defaults were adapted
     saved_dtype: torch.dtype | None  # of the weights in output_dir/model; None: that of training
-    chose_to_compile: bool = False  # --compile auto chose to, if every rank's machine can
+    chose_to_compile: bool = False  # --compile auto chose to, if layers pass their trial on every rank
 
     @property
     def context_length(self) -> int:
@@ -141,7 +141,13 @@ def resolve(
         config.train_config.router_aux_loss_coef, model_config, task.AUTO_MODEL, config.train_config.model_name
     )
     is_open = config.train_config.compile is None
-    config = decide_compilation(config, model_config, env.device_facts, was_compiled=was_compiled)
+    config = decide_compilation(
+        config,
+        model_config,
+        env.device_facts,
+        was_compiled=was_compiled,
+        is_planned=env.planned_device is not None,
+    )
     chose_to_compile = is_open and bool(config.train_config.compile)
     lengths, length_notes = resolve_lengths(config.train_config, config.prefix_config, model_config, task.LENGTHS)
     check_model_sizes(config, model_config, lengths[0], env)
@@ -166,13 +172,12 @@ def resolve(
         batches=batches,
         began_with=began_with,
         lr=lr,
-        # Of several ranks one that went on uncompiled alone would enter other collectives than the others.
         policies=Policies(
             precision,
             quantization,
             layout,
             float8,
-            compile_falls_back=chose_to_compile and env.world_size == 1,
+            compile_is_tried=chose_to_compile,
             flash_4=flash_4,
             router_aux_loss_coef=router_coefficient,
         ),
@@ -214,15 +219,15 @@ def with_choice(resolved: Resolved, checkpointing: Checkpointing | None) -> Reso
 
 
 def without_compiling(resolved: Resolved, why: str) -> Resolved:
-    """The settings uncompiled, as --compile auto asks if one of the ranks cannot compile.
+    """The settings uncompiled, as --compile auto asks if a layer, or one of the ranks, cannot be compiled.
 
     Args:
-        why: it cannot, as a clause.
+        why: as a clause.
     """
     return replace(
         resolved,
         config=uncompiled(resolved.config, why),
-        policies=resolved.policies._replace(compile_falls_back=False),
+        policies=resolved.policies._replace(compile_is_tried=False),
         chose_to_compile=False,
     )
 

@@ -5,7 +5,6 @@ Steps are seen through torch's hooks for all optimizers, so the run needs no cha
 
 from __future__ import annotations
 
-import sys
 import warnings
 from contextlib import ExitStack
 from types import TracebackType
@@ -16,6 +15,7 @@ import torch
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from policies.compilation.layers import num_compiled
 from ranks.environment import read_environment
 
 _WAITED = "called a synchronizing CUDA operation"  # torch's warning of set_sync_debug_mode
@@ -81,9 +81,3 @@ class StepCounters:
             held = torch.cuda.memory_allocated()
         self.steps.append(StepFigures(compiled - self._num_compiled, self._num_waits, held))
         self._num_compiled, self._num_waits = compiled, 0
-
-
-def num_compiled() -> int:
-    """How many frames torch.compile has compiled in this process. Recompilations count again."""
-    dynamo = sys.modules.get("torch._dynamo.utils")  # importing it takes a second
-    return 0 if dynamo is None else dynamo.counters["frames"]["ok"]

@@ -12,7 +12,7 @@ Layers need not be alike: the first ones may recompute more than the others. A p
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from types import MethodType
@@ -79,8 +79,12 @@ class Checkpointing:
 
     def of_layers(self, model: PreTrainedModel) -> Iterator[tuple[nn.Module, str]]:
         """Each layer of a model that is not sharded yet, and its mode, in the order in which the model lists them."""
+        return self.of(find_layers(model))
+
+    def of(self, layers: Sequence[nn.Module]) -> Iterator[tuple[nn.Module, str]]:
+        """The same of layers that were found before their model was sharded."""
         # find_layers lists the last layer first.
-        for place, layer in enumerate(reversed(find_layers(model))):
+        for place, layer in enumerate(reversed(layers)):
             yield layer, self.first if place < self.num_first else self.mode
 
 
@@ -156,7 +160,12 @@ def why_not_checkpointed(model: PreTrainedModel, train: TrainConfig) -> str | No
 
 
 def apply_activation_checkpointing(model: PreTrainedModel, checkpointing: Checkpointing) -> None:
-    """Checkpoint each layer that has a mode other than `off`. A plan calls this again with other modes.
+    """Checkpoint each layer that has a mode other than `off`. A plan calls this again with other modes."""
+    checkpoint_layers(checkpointing.of_layers(model))
+
+
+def checkpoint_layers(modes: Iterable[tuple[nn.Module, str]]) -> None:
+    """Checkpoint layers, each as its mode says.
 
     Each layer's forward is replaced. Unlike torch's `checkpoint_wrapper`, this keeps parameter names. Unlike the switch
     of transformers before about 5.20, it is inside the hooks of sharding, which then do not run again, and inside the
@@ -164,7 +173,7 @@ def apply_activation_checkpointing(model: PreTrainedModel, checkpointing: Checkp
     """
     # One function for all layers of a mode, so that one compiled graph serves them.
     forwards = {"full": _checkpointed({}), "selective": _checkpointed({"context_fn": selective_contexts})}
-    for layer, mode in checkpointing.of_layers(model):
+    for layer, mode in modes:
         if mode == "off":
             # Uncovers the class's forward, in case an earlier call had put another one before it.
             layer.__dict__.pop("forward", None)

@@ -11,17 +11,22 @@ from configs.adaptation import CANNOT_TRACE_DORA, why_not_compiled, why_optimize
 from configs.run import RunConfig
 from utils.device import DeviceFacts
 
-COMPILED_FAMILIES = frozenset(
-    ("gemma2", "gemma3_text", "gpt2", "gpt_neox", "llama", "mistral", "olmo2", "phi3", "qwen2", "qwen3", "stablelm")
-)
-"""The model types that --compile auto compiles: in each, packed and padded runs have the loss of uncompiled ones, and
-training batches compile nothing after the first step."""
+KNOWN_TO_COMPILE = frozenset(
+    ("gemma2", "gemma3_text", "gpt2", "gpt_neox", "llama", "mistral", "olmo2", "phi3", "qwen2", "qwen3")
+).union(("qwen3_moe", "stablelm"))
+"""The model types whose layers a plan takes to be compiled under --compile auto (docs/compiling.md). A run tries its
+own layers instead (`policies.compilation.trial`)."""
 
 
 def decide_compilation(
-    config: RunConfig, model_config: PreTrainedConfig, device: DeviceFacts, *, was_compiled: bool | None = None
+    config: RunConfig,
+    model_config: PreTrainedConfig,
+    device: DeviceFacts,
+    *,
+    was_compiled: bool | None = None,
+    is_planned: bool = False,
 ) -> RunConfig:
-    """The settings with --compile auto and --compile_optimizer decided, provided every rank's machine can compile.
+    """The settings with --compile auto and --compile_optimizer decided, provided the layers pass their trial.
 
     A note says why the first is False; not on a CPU, where nobody expects it to be True who did not ask.
 
@@ -30,6 +35,7 @@ def decide_compilation(
         device: that the run computes on.
         was_compiled: whether the checkpoint that the run goes on from was trained compiled; None: unknown, or there is
             none.
+        is_planned: the device is not here, so layers are not tried.
 
     Raises:
         ConfigError: if the settings of the adapter that is trained on cannot be read.
@@ -37,7 +43,12 @@ def decide_compilation(
     compiles = config.train_config.compile
     if compiles is not None:
         return _decided(config, compiles=compiles)
-    obstacle = _what_hinders(config, model_config.model_type, device, was_compiled)
+    obstacle = _what_hinders(config, device, was_compiled)
+    if obstacle is None and is_planned and model_config.model_type not in KNOWN_TO_COMPILE:
+        obstacle = (
+            f"a run tries at its start whether {model_config.model_type} layers compile; the plan takes it that they "
+            "do not; give --compile to plan with compiled layers"
+        )
     if obstacle is None:
         return _decided(config, compiles=True)
     is_expected = device.type == "cpu" and not was_compiled and not config.was_given("train_config.compile")
@@ -61,8 +72,8 @@ def _decided(config: RunConfig, *, compiles: bool) -> RunConfig:
     return replace(config, train_config=replace(config.train_config, compile=compiles), fsdp_config=fsdp)
 
 
-def _what_hinders(config: RunConfig, model_type: str, device: DeviceFacts, was_compiled: bool | None) -> str | None:
-    """Why this run is not compiled, as a clause."""
+def _what_hinders(config: RunConfig, device: DeviceFacts, was_compiled: bool | None) -> str | None:
+    """Why this run does not try to compile, as a clause."""
     if device.type == "cpu":
         return "it is for GPUs; give --compile to compile on a CPU"
     if (reason := why_not_compiled(config)) is not None:
@@ -73,8 +84,6 @@ def _what_hinders(config: RunConfig, model_type: str, device: DeviceFacts, was_c
         settings = read_adapter_config(Path(path).expanduser(), "--from_peft_checkpoint")
         if getattr(settings, "use_dora", False):
             return CANNOT_TRACE_DORA
-    if model_type not in COMPILED_FAMILIES:
-        return f"{model_type} models have not been compared compiled and uncompiled; give --compile to compile this one"
     if was_compiled is False:
         return "the checkpoint was trained uncompiled; give --compile to compile from here on"
     return None

@@ -33,7 +33,7 @@ and the longest. One graph serves them all."""
 
 
 class EagerFallback:
-    """Calls compiled code. From the compiler's first error on this rank calls all code as it was written, and says so.
+    """Calls compiled code, or all code as it was written once compiling is given up.
 
     One object serves all compiled code of a run: most obstacles lie in the machine, not in one function.
 
@@ -41,31 +41,57 @@ class EagerFallback:
     and miss errors of code compiled for backward.
 
     Args:
-        say: prints a line.
+        say: prints a line about the compiler's first error, which gives compiling up; None: it ends the call instead.
     """
 
-    def __init__(self, say: Callable[[str], None]) -> None:
-        self._say, self._failed = say, False
+    def __init__(self, say: Callable[[str], None] | None) -> None:
+        self._say, self._is_given_up = say, False
+        self._found: list[str] | None = None
         # Code for backward is compiled with that for forward: later, nothing else could take its place.
         functorch.force_non_lazy_backward_lowering = True
+
+    def give_up(self) -> None:
+        """From now on call all code as it was written."""
+        self._is_given_up = True
+
+    @contextmanager
+    def trying(self) -> Iterator[list[str]]:
+        """A context in which the compiler's errors go to the list that it gives, without a word.
+
+        As long as the list has an entry, all code is called as it was written: other ranks, which go on, enter the same
+        collectives.
+        """
+        self._found = []
+        try:
+            yield self._found
+        finally:
+            self._found = None
 
     def around(self, compiled: Callable[..., Any], written: Callable[..., Any]) -> Callable[..., Any]:
         """A function that calls one of these, which compute the same."""
 
         @functools.wraps(written)
         def call(*args: Any, **kwargs: Any) -> Any:
-            if self._failed:
+            if self._is_given_up or self._found:
                 return written(*args, **kwargs)
             try:
                 return compiled(*args, **kwargs)
             except RuntimeError as error:
-                if not is_of_compiler(error):
+                if not is_of_compiler(error) or not self._goes_on(reason_of(error)):
                     raise
-                self._failed = True
-                self._say(f"--compile auto: the run goes on uncompiled: torch.compile failed ({reason_of(error)})")
             return written(*args, **kwargs)
 
         return call
+
+    def _goes_on(self, reason: str) -> bool:
+        if self._found is not None:
+            self._found.append(reason)
+            return True
+        if self._say is None:
+            return False
+        self.give_up()
+        self._say(f"--compile auto: the run goes on uncompiled: torch.compile failed ({reason})")
+        return True
 
 
 def compile_layers(
@@ -133,6 +159,12 @@ def is_of_compiler(error: RuntimeError) -> bool:
     """Whether torch.compile raised this error because it could not compile. Memory that ran out is another matter."""
     dynamo = sys.modules.get("torch._dynamo.exc")  # importing it takes a second, and nothing else raises its errors
     return dynamo is not None and isinstance(error, dynamo.TorchDynamoException) and what_ran_out(error) is None
+
+
+def num_compiled() -> int:
+    """How many frames torch.compile has compiled in this process. Recompilations count again."""
+    dynamo = sys.modules.get("torch._dynamo.utils")  # importing it takes a second
+    return 0 if dynamo is None else dynamo.counters["frames"]["ok"]
 
 
 def reason_of(error: Exception) -> str:

@@ -104,6 +104,19 @@ class Routing:
             if evaluates:
                 inputs.mode = "off"
 
+    @contextmanager
+    def trying(self, batch: Any) -> Iterator[None]:
+        """A context in which layers compute as in training, over this batch alone. Nothing of it is counted."""
+        if self.coefficient:
+            self._note_tokens(batch)
+            self._inputs.mode = "training"
+        try:
+            yield
+        finally:
+            self._inputs.mode = "off"
+            for watched in self._watched:
+                watched.trained.grad = None
+
     def _scale_pulls(self, scale: float) -> None:
         if scale != self._scale:  # once per step
             torch.mul(self._pulls, scale, out=self._scaled_pulls)

@@ -46,7 +46,7 @@ def _agree(argv: Sequence[str], ranks: Sequence[int], hardware: str) -> int:
     stop_process_group()
     config, policies = resolved.config, resolved.policies
     came_to = {"compile": config.train_config.compile, "compile_optimizer": config.fsdp_config.compile_optimizer}
-    print(json.dumps(came_to | {"compile_falls_back": policies.compile_falls_back}))
+    print(json.dumps(came_to | {"compile_is_tried": policies.compile_is_tried}))
     return 0
 
 

@@ -25,20 +25,19 @@ HOST = socket.gethostname()
 LLAMA, T5 = AutoConfig.for_model("llama"), AutoConfig.for_model("t5")
 
 
-@pytest.mark.parametrize(("cards", "falls_back"), [("H200", True), ("4xH100-80GB", False)])
-def test_by_default_gpus_compile_and_one_alone_has_a_way_back(cards: str, falls_back: bool, tiny_model: Path) -> None:
+@pytest.mark.parametrize("cards", ["H200", "4xH100-80GB"])
+def test_by_default_gpus_compile_layers_that_pass_a_trial(cards: str, tiny_model: Path) -> None:
     config = parse_flags(["--model_name", str(tiny_model), "--enable_fsdp"])
     resolved = resolve(config, planned_environment(parse_hardware(cards), config.train_config))
     assert resolved.config.train_config.compile is True
     assert resolved.chose_to_compile
-    assert resolved.policies.compile_falls_back is falls_back
+    assert resolved.policies.compile_is_tried
     assert resolved.config.notes == config.notes
 
 
 @pytest.mark.parametrize(
     ("given", "family", "was_compiled", "reason"),
     [
-        ("", "t5", None, "t5 models have not been compared compiled and uncompiled; give --compile"),
         ("--use_peft --use_dora", "llama", None, "torch.compile cannot trace peft's DoRA"),
         ("--flop_counter", "llama", None, "--flop_counter cannot count inside compiled code"),
         ("", "llama", False, "the checkpoint was trained uncompiled; give --compile"),
@@ -53,6 +52,16 @@ def test_on_gpus_a_line_says_what_stands_against_it(
     assert decided.train_config.compile is False
     (note,) = set(decided.notes) - set(config.notes)
     assert note.startswith(f"--compile auto is False: {reason}")
+
+
+def test_a_run_tries_layers_that_a_plan_takes_for_uncompiled_unless_their_family_is_known_to_compile() -> None:
+    config = parse_flags(["--model_name", "m"])
+    for model_config in (LLAMA, T5):
+        assert decide_compilation(config, model_config, GPU).train_config.compile is True
+    assert decide_compilation(config, LLAMA, GPU, is_planned=True).notes == config.notes
+    planned = decide_compilation(config, T5, GPU, is_planned=True)
+    assert planned.train_config.compile is False
+    assert planned.notes[-1].startswith("--compile auto is False: a run tries at its start whether t5 layers compile;")
 
 
 def test_on_a_cpu_a_line_says_so_if_it_was_asked_for_or_changes_the_run() -> None:
@@ -110,7 +119,7 @@ def test_all_ranks_compile_or_none(
     argv = ["--model_name", str(tiny_model), "--enable_fsdp"]
     outcomes = process_group.train(agreeing_without_compiler(argv, ranks, "2xH100-80GB"), 2)
     first, second = (outcome.stdout.splitlines() for outcome in outcomes)
-    came_to = json.dumps({"compile": not ranks, "compile_optimizer": not ranks, "compile_falls_back": False})
+    came_to = json.dumps({"compile": not ranks, "compile_optimizer": not ranks, "compile_is_tried": not ranks})
     assert (first[-1], second) == (came_to, [came_to])
     said = [line for line in first if line.startswith("--compile auto is False: ")]
     assert len(said) == (1 if ranks else 0)

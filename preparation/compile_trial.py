@@ -1,0 +1,97 @@
+"""The trial of layers that --compile auto chose to compile, before the first step (`policies.compilation.trial`)."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from checkpointing.finding import Checkpoint
+from data.batches.rows import make_rows
+from data.batches.step_loader import StepSampler, Unreadable
+from planning.plan_file import PlanAtStart
+from policies.building import BuiltModel, with_checkpointing
+from policies.compilation.layers import EagerFallback
+from policies.compilation.trial import what_fails_compiled
+from preparation.batch_forms import collator_of_run
+from preparation.start import follow_plan
+from ranks.collectives import gather_to_all
+from ranks.environment import Environment, print_rank_zero
+from resolving.inputs import Inputs
+from resolving.resolved import without_compiling
+from tasks.task import MicroBatch
+from utils.progress import say_if_it_lasts
+
+
+def try_to_compile(
+    built: BuiltModel, inputs: Inputs, plan: PlanAtStart, env: Environment, checkpoint: Checkpoint | None
+) -> tuple[BuiltModel, Inputs, PlanAtStart]:
+    """The model, settings and plan, uncompiled if --compile auto chose to compile and a layer fails compiled on a rank.
+
+    Every rank must call this: all compile, or none.
+
+    Args:
+        checkpoint: the one that the run goes on from. If it was trained compiled, so is the rest, as far as layers
+            compile here.
+    """
+    if built.fallback is None:
+        return built, inputs, plan
+    keeps_choice = checkpoint is not None and checkpoint.was_compiled is True
+    tried = say_if_it_lasts("trying compiled layers")
+    reason = _what_fails(built, built.fallback, inputs, env, compares=not keeps_choice)
+    tried()
+    if reason is None:
+        return built, inputs, plan
+    built.fallback.give_up()
+    resolved = without_compiling(inputs.resolved, reason)
+    print_rank_zero(env, resolved.config.notes[-1])
+    # Layers as they were written keep more for backward.
+    resolved, plan = follow_plan(resolved, env, inputs.data_facts, checkpoint)
+    if plan.checkpointing is not None:
+        built = with_checkpointing(built, plan.checkpointing)
+    return built, replace(inputs, resolved=resolved), plan
+
+
+def _what_fails(
+    built: BuiltModel, fallback: EagerFallback, inputs: Inputs, env: Environment, *, compares: bool
+) -> str | None:
+    """What fails on the first rank on which something does, as a clause; the same on every rank."""
+    batch = first_batch(inputs, collator_of_run(inputs, built.empty), env)
+    is_unreadable = any(gather_to_all(isinstance(batch, Unreadable)))
+    if is_unreadable or isinstance(batch, Unreadable):
+        return None  # training meets it, too, and names its row
+    task, names = inputs.resolved.task, {id(module): name for name, module in built.empty.model.named_modules()}
+    batch = batch.to(env.device)
+    with built.routing.trying(batch):
+        found = what_fails_compiled(
+            built.model,
+            {names[id(layer)]: layer for layer in reversed(built.layers)},  # the last one comes first there
+            lambda: task.token_losses(built.model, batch),
+            fallback,
+            inputs.resolved.policies.precision.compute_dtype,
+            compares=compares,
+        )
+    told = gather_to_all((socket.gethostname(), found))
+    failed = [(rank, host, reason) for rank, (host, reason) in enumerate(told) if reason is not None]
+    if not failed:
+        return None
+    rank, host, reason = failed[0]
+    if env.world_size == 1:
+        return reason
+    return f"{reason}; so on rank {rank} of {host}, and on {len(failed)} of {env.world_size} ranks in all"
+
+
+def first_batch(inputs: Inputs, collate: Callable[[int], Any], env: Environment) -> MicroBatch | Unreadable:
+    """The first micro-batch of the run on this rank; of a stream, one of its first rows."""
+    train, data, batches = inputs.resolved.config.train_config, inputs.data, inputs.resolved.batches
+    rows = data.train_rows
+    if rows is None:
+        rows = make_rows(
+            data.train, batching_strategy=train.batching_strategy, context_length=inputs.resolved.context_length
+        )
+    lengths = None if rows.packed else rows.lengths
+    sampler = StepSampler(len(rows), batches, env.rank, train.seed, lengths)
+    places = next(sampler.steps(), [[]])[0]
+    batch: MicroBatch | Unreadable = collate(batches.rows_per_micro_batch)([rows[place] for place in places])
+    return batch
