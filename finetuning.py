@@ -11,7 +11,6 @@ in preparation/, builds what they use; preparation/results.py writes the results
 from __future__ import annotations
 
 import faulthandler
-import math
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -27,14 +26,13 @@ if __name__ == "__main__":  # the imports below take seconds: a wrong flag, --he
 
 import torch
 
-from checkpointing.save_plan import is_due
 from configs.flags import parse_flags
 from data.batches.step_loader import StepLoader
 from planning.dry_run import dry_run
 from planning.out_of_memory.report import OutOfMemoryReport
 from policies.clipping import clip_grad_norm
 from policies.compilation.layers import compilation_named
-from policies.guarded_step import step_if_finite
+from policies.guarded_step import guarded_step
 from policies.sharding import micro_batch_context, reshard
 from preparation import results
 from preparation.building import Trainable
@@ -257,12 +255,7 @@ def train_step(
     on_device = torch.stack([loss, grad_norm])
     rows = [batch.source_rows for batch in micro_batches]
     numbers = StepNumbers(on_device, losses, rows, may_overflow=scaler.can_fall)
-    is_queued = step_if_finite(optimizer, on_device, may_recover=scaler.active)
-    if scaler.active or not is_queued:
-        overflowed = not math.isfinite(numbers.read()[1])  # waits for the device
-        if not (is_queued or overflowed):
-            optimizer.step()
-        scaler.update(overflowed=overflowed)
+    guarded_step(optimizer, scaler, on_device, numbers.read)
     on_phase("after_optimizer_step")
     optimizer.zero_grad(set_to_none=True)
     return numbers
@@ -273,12 +266,7 @@ def must_read_now(job: Job, queued: QueuedStep) -> bool:
     record = queued.record
     save_is_due = job.saver.due(record.step, ends_epoch=record.ends_epoch, ends_run=record.step == job.num_steps)
     ends_now = results.ends_by_divergence(job)
-    return eval_is_due(job, record) or save_is_due or ends_now or record.is_observed or queued.numbers.was_read
-
-
-def eval_is_due(job: Job, record: StepRecord) -> bool:
-    """Whether an evaluation is due after this step."""
-    return record.ends_epoch or is_due(record.step, job.config.train_config.eval_every(len(job.loaders.train)))
+    return results.eval_is_due(job, record) or save_is_due or ends_now or record.is_observed or queued.numbers.was_read
 
 
 def finish_step(job: Job, queued: QueuedStep, *, is_late: bool = False) -> None:
@@ -296,7 +284,7 @@ def finish_step(job: Job, queued: QueuedStep, *, is_late: bool = False) -> None:
     ready_at = queued.numbers.ready_at if is_late else None
     seconds = job.reporter.step_ended(record, state.epoch, loss, grad_norm, ready_at=ready_at)
     state.count_step(seconds, loss, record.counts.num_label_tokens, record.counts.num_tokens)
-    state.epoch_end_due, state.eval_due = record.ends_epoch, eval_is_due(job, record)
+    state.epoch_end_due, state.eval_due = record.ends_epoch, results.eval_is_due(job, record)
     results.watch_loss(job, record.step, loss)
     job.saver.after_step()
 

@@ -1,11 +1,34 @@
-"""Optimizer steps that the device itself leaves out if numbers are not finite, so that the host need not look first."""
+"""Optimizer steps that are left out if numbers are not finite: by the device itself, so that the host need not look."""
 
 from __future__ import annotations
+
+import math
+from collections.abc import Callable
 
 import torch
 from torch.optim import Optimizer
 
+from policies.loss_scaling import LossScaler
 from utils.local_tensors import local_tensor
+
+
+def guarded_step(
+    optimizer: Optimizer, scaler: LossScaler, numbers: torch.Tensor, read: Callable[[], tuple[float, float]]
+) -> None:
+    """Update the weights, unless the loss or the gradient is not finite, and set the loss scale of the next step.
+
+    The host waits for the device if the loss is scaled (fp16), or if the optimizer cannot leave out an update.
+
+    Args:
+        numbers: the loss and the gradient's norm, on the device.
+        read: waits for them, and raises NonFiniteError where no smaller scale could help.
+    """
+    is_queued = step_if_finite(optimizer, numbers, may_recover=scaler.active)
+    if scaler.active or not is_queued:
+        overflowed = not math.isfinite(read()[1])
+        if not (is_queued or overflowed):
+            optimizer.step()
+        scaler.update(overflowed=overflowed)
 
 
 def step_if_finite(optimizer: Optimizer, numbers: torch.Tensor, *, may_recover: bool) -> bool:

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 
 from checkpointing.model_folder import WriteError
 from checkpointing.results import lacking_checkpoint, lacking_weights
+from checkpointing.save_plan import is_due
 from evaluation.measure import Answer
 from evaluation.measures import deciding_figure, measure
 from planning.against_run import compare_with_plan
@@ -15,6 +16,7 @@ from policies.finite import weights_not_finite
 from preparation.prepare import Job
 from ranks.collectives import gather_to_all, on_rank_zero
 from reporting.card.card_file import CARD, renew_card
+from reporting.run_reporter import StepRecord
 from supervision.divergence import describe_divergence, has_diverged, note_loss
 from supervision.non_finite import NonFiniteError, describe_non_finite
 from supervision.stopping import StopRequests
@@ -63,6 +65,11 @@ def stop_if_diverged(job: Job) -> None:
     stop_early(job)
     where = f"step {job.state.step} of {job.num_steps}"
     raise TrainingError(f"--stop_on_divergence: {where}: {_divergence(job)}; checkpoints are in {job.saver.root}")
+
+
+def eval_is_due(job: Job, record: StepRecord) -> bool:
+    """Whether an evaluation is due after this step."""
+    return record.ends_epoch or is_due(record.step, job.config.train_config.eval_every(len(job.loaders.train)))
 
 
 def stopped_improving(job: Job) -> bool:
