@@ -73,7 +73,7 @@ class _Measured:
         else:
             # Backward begins with fewer bytes, so its peaks are lower by as much.
             less = kept - self.compiled
-            use = LayerBytes(self.compiled, self.compiled, backward - less, with_grads - less)
+            use = LayerBytes(self.compiled, self.compiled + self.forward.unpacked, backward - less, with_grads - less)
         moved, on_host = sum(self.moved), sum(map(pinned_bytes, self.moved))
         return replace(use, kept=use.kept - moved, moved=moved, on_host=on_host)
 

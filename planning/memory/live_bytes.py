@@ -26,6 +26,7 @@ class Window:
     end: int = 0  # alive when it ended
     peak: int = 0  # most alive meanwhile, without gradients of parameters
     peak_with_grads: int = 0  # the same, with the gradients that came in this window
+    unpacked: int = 0  # the most that a product of experts unpacked for itself; part of the peaks
 
 
 class LiveBytes(TorchDispatchMode):
@@ -71,7 +72,9 @@ class LiveBytes(TorchDispatchMode):
             if isinstance(leaf, torch.Tensor):
                 self._count(leaf)
         if function is EXPERTS_PRODUCT:  # it gives up the weights that it unpacks before it returns
-            self._note_peak(unpacked_bytes(*args))
+            unpacked = unpacked_bytes(*args)
+            self.window.unpacked = max(self.window.unpacked, unpacked)
+            self._note_peak(unpacked)
         return outputs
 
     def _count(self, tensor: torch.Tensor) -> None:

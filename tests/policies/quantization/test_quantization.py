@@ -239,19 +239,22 @@ def test_a_model_with_mamba_layers_is_planned_without_those_whose_weights_they_r
     assert plan_memory(planned, card.card, rows_of_run(planned.resolved)).phases["backward"].activations
 
 
-def planned_qlora(model_config: PreTrainedConfig, tmp_path: Path, target_modules: str) -> PlannedModel:
+def planned_qlora(model_config: PreTrainedConfig, tmp_path: Path, target_modules: str, *given: str) -> PlannedModel:
     """The planned model of a run on one H200."""
     model_config.save_pretrained(tmp_path)
     flags = "--random_weights --use_peft --quantization 4bit --context_length 64 --target_modules"
-    config = parse_flags(["--model_name", str(tmp_path), *flags.split(), target_modules])
+    config = parse_flags(["--model_name", str(tmp_path), *flags.split(), target_modules, *given])
     env = planned_environment(parse_hardware("H200"), config.train_config)
     return build_planned_model(resolve(config, env), env)
 
 
-def test_packed_experts_are_said_and_planned_with_the_weights_that_a_product_unpacks(tmp_path: Path) -> None:
+@pytest.mark.parametrize("given", [("--compile", "False"), ("--compile", "--activation_checkpointing", "off")])
+def test_packed_experts_are_said_and_planned_with_the_weights_that_a_product_unpacks(
+    given: tuple[str, ...], tmp_path: Path
+) -> None:
     sizes = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2, "num_attention_heads": 4}
     config = MixtralConfig(**sizes, num_key_value_heads=4, num_local_experts=8, vocab_size=512)
-    planned = planned_qlora(config, tmp_path, "q_proj,v_proj")
+    planned = planned_qlora(config, tmp_path, "q_proj,v_proj", *given)
     (note,) = planned.adapted.notes
     assert note.endswith("all linear layers and experts but the output head")
     phases = plan_memory(planned, parse_hardware("H200").card, rows_of_run(planned.resolved)).phases
