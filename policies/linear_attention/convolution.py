@@ -77,7 +77,7 @@ def _by_fla(
         tokens = tokens.reshape(1, rows * length, channels)
     output: torch.Tensor
     output, _ = causal_conv1d(tokens, weight, bias, activation=activation, cu_seqlens=cu_seqlens)
-    return output.view(rows, length, channels).transpose(1, 2)
+    return output.reshape(rows, length, channels).transpose(1, 2)
 
 
 def convolution_with_gaps(
