@@ -156,6 +156,19 @@ def test_the_second_step_takes_the_shares_of_the_first() -> None:
     assert routing.tensors()[SHARES] is routing.shares
 
 
+def test_layers_that_are_tried_before_the_first_step_count_as_in_training_and_leave_no_count() -> None:
+    batch = padded(rows())
+    routing, loss = watched(model := make_model())
+    with routing.trying(batch):
+        model(batch.input_ids, attention_mask=batch.attention_mask, use_cache=False).logits.sum().backward()
+        counted = [watched.trained.grad for watched in routing._watched]
+    assert all(counts.sum() == NUM_CHOSEN * batch.num_tokens for counts in counted)
+    fresh, fresh_loss = watched(fresh_model := make_model())
+    found, wanted = gradients(model, routing, loss, [batch]), gradients(fresh_model, fresh, fresh_loss, [batch])
+    assert all(torch.equal(found[name], wanted[name]) for name in wanted)
+    assert torch.equal(routing.shares, fresh.shares)
+
+
 def test_padding_is_left_out_in_padded_and_in_packed_rows() -> None:
     model = make_model()
     routing, loss = watched(model)
