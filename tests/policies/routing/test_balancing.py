@@ -206,6 +206,7 @@ def test_one_graph_serves_all_compiled_layers_and_counts_in_training_and_evaluat
     found = []
     for compiles in (False, True):
         model = make_model()
+        model.set_experts_implementation("batched_mm")  # grouped products of transformers 5.17 do not compile on a CPU
         routing, loss = watched(model)
         apply_activation_checkpointing(model, Checkpointing(mode))
         counter = CompileCounterWithBackend("aot_eager")
