@@ -16,7 +16,7 @@ import torch.nn.functional as F
 
 
 def put_stand_ins(monkeypatch: pytest.MonkeyPatch, *, leak: str = "") -> None:
-    """Let the packages be imported.
+    """Let the packages be imported. Build the model first: transformers' module looks for them when it is imported.
 
     Args:
         leak: the function that takes no note of documents: "convolution" or "rule".

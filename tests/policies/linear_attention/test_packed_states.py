@@ -110,8 +110,8 @@ def test_padded_rows_need_no_mask_and_have_the_loss_and_gradients_of_documents_a
 def test_kernels_are_given_what_they_need_to_tell_documents_apart(
     family: str, kernels: Kernels, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stand_ins.put_stand_ins(monkeypatch)
     model = make_model(family)
+    stand_ins.put_stand_ins(monkeypatch)
     collate = chosen(model)
     tell_documents_apart(state_layers(model), kernels)
     # Token by token they round otherwise than chunk by chunk, as alone.
@@ -119,8 +119,8 @@ def test_kernels_are_given_what_they_need_to_tell_documents_apart(
 
 
 def test_rows_without_offsets_take_the_kernel_of_the_convolution_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    stand_ins.put_stand_ins(monkeypatch)
     model = make_model("qwen3_5_text")
+    stand_ins.put_stand_ins(monkeypatch)
     collate = chosen(model, packed=False)
     tell_documents_apart(state_layers(model), Kernels(fla=True))
     assert max(alone_and_together("qwen3_5_text", collate, model, packed=False)) <= 1e-5
@@ -153,8 +153,8 @@ def test_on_a_gpu_in_bf16_packed_documents_are_as_near_to_fp32_as_documents_alon
 def test_a_leak_of_the_convolution_alone_or_of_the_rule_alone_is_refused(
     leak: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stand_ins.put_stand_ins(monkeypatch, leak=leak)
     model = make_model("qwen3_5_text")
+    stand_ins.put_stand_ins(monkeypatch, leak=leak)
     collate = chosen(model)
     tell_documents_apart(state_layers(model), Kernels(fla=True))
     with pytest.raises(ConfigError, match="would see each other"):
