@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 from benchmarks.families.published import read_published
 from benchmarks.families.support_cells import COLUMNS, SupportCell
 from benchmarks.model_support import main, measure_missing, print_table, read_cells
-from tests.helpers.processes import ProcessGroup
+from tests.helpers.processes import ROOT, ProcessGroup
 
 KINDS = {
     "olmo3": "dense",  # windows, and full attention with YaRN
@@ -49,6 +50,17 @@ def test_published_structures_are_kept() -> None:
             if not isinstance(value, list | dict | str) and published is not None:
                 assert isinstance(published, int), (family.name, name)
                 assert value <= published, (family.name, name)
+
+
+def test_the_table_of_the_page_has_every_family_and_nothing_is_wrong() -> None:
+    page = (ROOT / "docs/support.md").read_text()
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in re.findall(r"^\| [a-z].*\|$", page, re.M)]
+    found = {cells[0]: cells for cells in rows if len(cells) == 2 + len(COLUMNS)}
+    assert found.keys() == read_published().keys() | {"family"}
+    assert found["family"][2:] == list(COLUMNS)
+    for family in read_published().values():
+        assert found[family.name][1] == family.model
+        assert not any("**" in cell for cell in found[family.name])
 
 
 def test_a_call_measures_only_what_the_file_lacks_and_a_wrong_cell_is_shown(
