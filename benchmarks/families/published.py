@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 import yaml
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
 from benchmarks.families.random_weights import set_weights
 from tools.make_tiny_model import DEFAULT_DATA, make_tokenizer, read_texts
@@ -53,12 +53,12 @@ def read_published() -> dict[str, PublishedModel]:
 
 
 def save_tiny(published: PublishedModel, folder: Path) -> None:
-    """Save the tiny model and a tokenizer; the config alone if transformers has no causal model for it."""
+    """Save the tiny model and a tokenizer."""
     tokenizer = make_tokenizer(read_texts(DEFAULT_DATA), VOCAB)
     config = published.tiny_config(len(tokenizer))
-    saved = config
-    if type(config) in AutoModelForCausalLM._model_mapping:
-        saved = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-        set_weights(saved)
-    saved.save_pretrained(folder)
+    # transformers counts the text model of Mistral Small 4 among models of image and text.
+    kinds = (AutoModelForCausalLM, AutoModelForImageTextToText)
+    model = next(kind for kind in kinds if type(config) in kind._model_mapping).from_config(config, dtype=torch.float32)
+    set_weights(model)
+    model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)

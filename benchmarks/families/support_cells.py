@@ -96,7 +96,8 @@ class FamilyRuns:
         usual = ["--model_name", str(self.model), "--output_dir", str(output), "--mixed_precision", "False"]
         usual += ["--dataset", f"{documents.__file__}:get_documents", "--num_workers_dataloader", "0"]
         usual += ["--context_length", str(documents.CONTEXT_LENGTH), "--max_train_step", str(NUM_STEPS)]
-        usual += ["--batch_size_training", str(BATCH // world_size), "--eval_before_training"]
+        usual += ["--batch_size_training", str(BATCH // world_size)]
+        usual += [] if "--run_validation" in flags else ["--eval_before_training"]
         usual += [] if "--lr" in flags else LEARNING
         return run_command([*usual, *flags], world_size, self.folder, first, LIMIT_SECONDS)
 
@@ -134,11 +135,11 @@ def packed(runs: FamilyRuns) -> SupportCell:
 
 
 def compiled(runs: FamilyRuns) -> SupportCell:
-    """The losses of a run whose layers dynamo and AOT autograd trace, beside those of the plain run."""
-    flags = ("--batching_strategy", "padding", "--compile", "True")
+    """The losses of steps whose layers dynamo and AOT autograd trace, beside those of the plain run."""
+    flags = ("--batching_strategy", "padding", "--compile", "True", "--run_validation", "False")
     run = runs.run("compiled", *flags, first=_use_aot_eager)
     how = "".join(re.findall(r"^compute .*, (.*?) *$", runs.printed["compiled"], re.MULTILINE))
-    return SupportCell(_apart(_losses(run), _losses(runs.plain)), "" if how == "compiled layers" else how)
+    return SupportCell(_apart(_step_losses(run), _step_losses(runs.plain)), "" if how == "compiled layers" else how)
 
 
 def lora(runs: FamilyRuns) -> SupportCell:
@@ -220,9 +221,13 @@ def _best_loss(run: Path) -> float:
     return min(_eval_losses(run)[1:])
 
 
+def _step_losses(run: Path) -> list[float]:
+    return [event["loss"] for event in train_events(run)]
+
+
 def _losses(run: Path) -> list[float]:
     """Of the steps and evaluations."""
-    return [event["loss"] for event in train_events(run)] + _eval_losses(run)
+    return _step_losses(run) + _eval_losses(run)
 
 
 def _use_aot_eager() -> None:
