@@ -120,7 +120,7 @@ def measure_column(runs: FamilyRuns, column: str) -> SupportCell:
     try:
         return COLUMNS[column](runs)
     except RunRefused as refusal:
-        return SupportCell(refused=str(refusal))
+        return SupportCell(refused=str(refusal).replace(str(runs.model), runs.published.model))
     except Exception as error:
         return SupportCell(error=f"{type(error).__name__}: {error}")
 
