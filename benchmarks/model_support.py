@@ -102,14 +102,14 @@ def _shown(cell: SupportCell | None, refusals: list[str]) -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--results", type=Path, required=True, help="a JSON line for each cell")
-    parser.add_argument("--families", nargs="*", default=[], help="only these")
+    all_families = read_published()
+    parser.add_argument("--families", nargs="*", choices=list(all_families), help="only these, in this order")
     parser.add_argument("--columns", nargs="*", default=list(COLUMNS), choices=list(COLUMNS), help="only these")
     given = parser.parse_args(argv)
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     for module in LATE:
         importlib.import_module(module)
-    all_families = read_published()
-    families = [family for name, family in all_families.items() if name in (given.families or all_families)]
+    families = [all_families[name] for name in given.families or all_families]
     measure_missing(given.results, families, given.columns)
     cells = read_cells(given.results)
     print_table(cells, families)
