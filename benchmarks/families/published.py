@@ -34,6 +34,10 @@ class PublishedModel:
     published: dict[str, Any]
     shrunk: dict[str, Any]
 
+    @property
+    def has_experts(self) -> bool:
+        return any(self.published.get(name) for name in ("num_experts", "num_local_experts", "n_routed_experts"))
+
     def tiny_config(self, vocab_size: int) -> Any:
         """The config of the tiny model, for the tokenizer of `tools.make_tiny_model`.
 

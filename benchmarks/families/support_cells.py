@@ -146,7 +146,7 @@ def lora(runs: FamilyRuns) -> SupportCell:
     """The run's last evaluation beside the loss of what plain peft loads, and whether experts have adapters."""
     run = runs.run("lora", "--batching_strategy", "padding", *LORA)
     loaded = _in_fork(partial(_own_loss, runs.model, run / "adapter"), runs.folder)
-    of_experts = _said_of_experts(runs, bool(_tensors_of_experts(run / "adapter")))
+    of_experts = _said_of_experts(runs, _experts_with_adapters(run))
     return SupportCell(_apart([_best_loss(run)], [loaded]), of_experts)
 
 
@@ -258,17 +258,14 @@ def _own_loss(model_folder: Path, adapter: Path | None = None) -> float:
 
 
 def _said_of_experts(runs: FamilyRuns, are_included: bool) -> str:
-    if not _tensors_of_experts(runs.model):
+    if not runs.published.has_experts:
         return ""
     return "experts too" if are_included else "without experts"
 
 
-def _tensors_of_experts(folder: Path) -> list[str]:
-    names: list[str] = []
-    for file in folder.glob("*.safetensors"):
-        with safe_open(file, "pt") as tensors:
-            names += [key for key in tensors.keys() if ".experts." in key]  # noqa: SIM118
-    return names
+def _experts_with_adapters(run: Path) -> bool:
+    with safe_open(run / "adapter/adapter_model.safetensors", "pt") as tensors:
+        return any(".experts." in key for key in tensors.keys())  # noqa: SIM118
 
 
 def _are_equal(folder: Path, other: Path) -> bool:
