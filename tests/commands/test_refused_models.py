@@ -329,6 +329,8 @@ def test_training_all_of_a_quantized_model_is_refused_before_the_model_is_looked
     [
         ("--use_peft --quant_type fp4", "--quant_type: nothing is quantized without --quantization"),
         ("--use_peft --quantization 8bit --use_double_quant", "--use_double_quant: 8bit has no such choice"),
+        ("--use_peft --quantization mxfp4 --quant_type nf4", "--quant_type: mxfp4 has no such choice"),
+        ("--use_peft --quantization mxfp4", "--quantization: LlamaForCausalLM has no experts to store in MXFP4"),
         ("--use_peft --quantization 4bit --compute_dtype fp16", "--compute_dtype: gradients would vanish in fp16"),
         ("--use_peft --quantization 4bit --compute_dtype int8", "--compute_dtype: 'int8'"),
     ],
