@@ -15,6 +15,7 @@ from configs.datasets import CustomDataset
 from configs.flags import parse_flags
 from data.sequences.causal import build_sequences
 from tests.helpers.documented import DATASETS, DOCUMENTS, PRECISION, QUANTIZATION, TRACKING, commands
+from tests.helpers.mxfp4_folder import save_in_mxfp4
 from tests.helpers.processes import ROOT, run_command
 
 
@@ -58,7 +59,9 @@ def test_a_command_that_tracks_runs_as_written(
     words = shlex.split(command)
     nproc = int(words[words.index("--nproc_per_node") + 1]) if words[0] == "torchrun" else None
     flags = words[words.index("finetuning.py") + 1 :]
-    flags[flags.index("--model_name") + 1] = str(tiny_model)
+    # MXFP4 is for experts.
+    model = save_in_mxfp4(tmp_path / "model", tiny_model) if "mxfp4" in flags else tiny_model
+    flags[flags.index("--model_name") + 1] = str(model)
     flags += ["--samsum_dataset.data_path", str(ROOT / "datasets/samples/dialogue_summary"), "--split_slice", "100"]
     flags += ["--context_length", "256"]
     if "--max_train_step" not in flags and "--use_profiler" not in flags:
@@ -95,7 +98,9 @@ def test_a_command_that_chooses_a_precision_runs_as_written(command: str, tiny_m
     # Two of four ranks, for two steps.
     nproc = min(2, int(words[words.index("--nproc_per_node") + 1])) if words[0] == "torchrun" else None
     flags = words[words.index("finetuning.py") + 1 :]
-    flags[flags.index("--model_name") + 1] = str(tiny_model)
+    # MXFP4 is for experts.
+    model = save_in_mxfp4(tmp_path / "model", tiny_model) if "mxfp4" in flags else tiny_model
+    flags[flags.index("--model_name") + 1] = str(model)
     flags += ["--samsum_dataset.data_path", str(ROOT / "datasets/samples/dialogue_summary"), "--split_slice", "20"]
     flags += ["--context_length", "256", "--max_train_step", "2"]
     done = run_command(*flags, "--output_dir", str(tmp_path / "run"), nproc=nproc)

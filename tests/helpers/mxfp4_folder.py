@@ -19,7 +19,7 @@ PUBLISHED = {
 
 def save_in_mxfp4(folder: Path, tokenizer_folder: Path) -> Path:
     """A tiny one with random weights, in two files: blocks and their scales may be apart."""
-    sizes = LLAMA_LIKE | {"hidden_size": 64, "intermediate_size": 32, "head_dim": 16}
+    sizes = LLAMA_LIKE | {"hidden_size": 64, "intermediate_size": 32, "head_dim": 16, "max_position_embeddings": 256}
     config = GptOssConfig(
         **sizes, num_local_experts=4, num_experts_per_tok=2, layer_types=["sliding_attention", "full_attention"]
     )
