@@ -141,11 +141,14 @@ def caps_scores(model_config: PreTrainedConfig) -> bool:
 
 
 def must_be_exact(model: nn.Module, name: str) -> bool:
-    """Whether transformers keeps this family's tensor of that name in fp32, rather than in half precision.
+    """Whether this family's tensor of that name stays in fp32, rather than in half precision.
 
-    Only `from_pretrained` does; `from_config` does not look. The list of names is not public.
+    transformers keeps those that the family names, a list that is not public. Only `from_pretrained` does;
+    `from_config` does not look. A few families forget the bias by which routers choose experts (MiniMax-M2,
+    Kimi-Linear); it differs by less than bf16 resolves.
     """
-    return any(part in name for part in getattr(model, "_keep_in_fp32_modules_strict", None) or ())
+    kept = getattr(model, "_keep_in_fp32_modules_strict", None) or ()
+    return any(part in name for part in ("e_score_correction_bias", *kept))
 
 
 def loses_prefix(model: nn.Module) -> bool:

@@ -24,6 +24,7 @@ from configs.training import TrainConfig
 from policies.loading import attention_settings, explain_failed_load
 from policies.pretrained import MissingTensorsError, read_whole
 from policies.quantization.choice import gathering_changes_nothing
+from policies.weights.exact_buffers import read_exact_buffers
 from policies.weights.expert_files import StoredExperts, find_experts_stored, merging_rules
 from policies.weights.fingerprint import describe_file
 from policies.weights.fitting import (
@@ -132,6 +133,7 @@ def find_weights(
             ) from error
         except Exception as error:
             raise explain_failed_load(train, error) from error
+        read_exact_buffers(whole, train.model_name)
         if not has_tied_embeddings(whole):  # else growing would tie the head again that from_pretrained has untied
             untie_config(whole)
         if num_known_ids(whole) < num_rows:

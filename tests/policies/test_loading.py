@@ -12,7 +12,14 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoConfig, AutoModelForCausalLM, DeepseekV3Config, Gemma2Config
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    DeepseekV3Config,
+    Gemma2Config,
+    MiniMaxM2Config,
+    PreTrainedConfig,
+)
 
 from checkpointing.exporting.blueprint import build_blueprint, load_pretrained
 from checkpointing.exporting.model_source import open_source
@@ -404,13 +411,22 @@ def test_every_family_is_as_transformers_loads_it(family: str, dtype: torch.dtyp
     assert len(list(model.parameters())) == len(list(reference.parameters())), "what is tied"
 
 
-def test_what_a_family_must_not_have_rounded_stays_in_fp32(tmp_path: Path) -> None:
-    """DeepSeek-V3's routers choose experts by biases that differ by less than bf16 resolves."""
+def biased_routers(family: str) -> PreTrainedConfig:
+    experts = {"num_experts_per_tok": 2, "moe_intermediate_size": 16}
+    if family == "minimax_m2":  # which does not tell transformers to keep the bias in fp32
+        return MiniMaxM2Config(**LLAMA_LIKE, num_local_experts=4, num_experts_per_tok=2, head_dim=8, rotary_dim=4)
     heads = {"qk_rope_head_dim": 4, "v_head_dim": 8, "qk_nope_head_dim": 8, "q_lora_rank": 8, "kv_lora_rank": 8}
-    experts = {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1}
-    config = DeepseekV3Config(**LLAMA_LIKE, **heads, **experts, moe_intermediate_size=16, first_k_dense_replace=1)
+    groups = {"n_routed_experts": 4, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1}
+    return DeepseekV3Config(**LLAMA_LIKE, **heads, **experts, **groups)
+
+
+@pytest.mark.parametrize("family", ["deepseek_v3", "minimax_m2"])
+def test_what_a_family_must_not_have_rounded_stays_in_fp32(family: str, tmp_path: Path) -> None:
+    """Routers choose experts by biases that differ by less than bf16 resolves."""
+    config = biased_routers(family)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    name, values = "model.layers.1.mlp.gate.e_score_correction_bias", torch.tensor([3.301, 3.302, 3.303, 3.304])
+    (name,) = (name for name, _ in model.named_buffers() if "layers.1.mlp" in name and "e_score" in name)
+    values = torch.tensor([3.301, 3.302, 3.303, 3.304])
     model.get_buffer(name).copy_(values)
     model.save_pretrained(tmp_path)
     loaded = load_model(tmp_path, dtype=torch.bfloat16)
