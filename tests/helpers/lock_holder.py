@@ -1,6 +1,6 @@
 """Takes the lock of a run folder as a run does, says so, and waits to be ended.
 
-python tests/helpers/lock_holder.py [--worker] FOLDER...      --worker: fork a process, as a data loader does; the
+python tests/helpers/lock_holder.py [--worker] FOLDER...      --worker: fork a process, as a data loader does; its
                                                               process id is said, too
 """
 
@@ -21,10 +21,9 @@ with RunLock(beat_seconds=0.1, stale_seconds=1) as lock:
     try:
         for folder in sys.argv[1 + forks :]:
             lock.take("--output_dir", Path(folder))
-        worker = os.fork() if forks else None
-        if worker == 0:
-            time.sleep(600)
-        print("held", *([worker] if forks else []), flush=True)
+        # The fork says so itself: only then has it let go of what it inherited.
+        if not forks or os.fork() == 0:
+            print("held", *([os.getpid()] if forks else []), flush=True)
     except ConfigError as error:
         print(error, flush=True)
         sys.exit(2)

@@ -50,15 +50,14 @@ def hold() -> Iterator[Hold]:
 
     def hold(*folders: Path, worker: bool = False) -> subprocess.Popen[str]:
         argv = [sys.executable, str(ROOT / "tests/helpers/lock_holder.py"), *["--worker"][:worker], *map(str, folders)]
-        started.append(subprocess.Popen(argv, stdout=subprocess.PIPE, text=True))
+        group = {"start_new_session": True}  # of the process and its fork, which would keep the pipe open
+        started.append(subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, **group))
         return started[-1]
 
     yield hold
     for process in started:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            for fork in psutil.Process(process.pid).children():  # it would keep the pipe open
-                fork.kill()
-        process.kill()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
 
 
