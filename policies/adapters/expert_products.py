@@ -18,7 +18,7 @@ from torch.utils.flop_counter import register_flop_formula
 from transformers import PreTrainedModel
 
 from policies.experts.finding import find_experts
-from policies.experts.forward import set_product
+from policies.experts.forward import grouped_product, has_grouped_mm, set_product
 
 _ALIGNMENT = 16
 """Bytes of which `F.grouped_mm` needs each row to have a multiple."""
@@ -89,7 +89,7 @@ def factor_product(rows: torch.Tensor, factors: torch.Tensor, ends: torch.Tensor
     left, right = _aligned(rows.contiguous(), factors, 1), _aligned(factors, rows, 1, 2)
     if 1 not in right.stride()[1:]:  # as of B: neither rows nor columns lie together
         right = right.contiguous()
-    return _grouped_mm(left, right, ends)[:, : factors.shape[2]].to(rows.dtype).contiguous()
+    return grouped_product(left, right, ends)[:, : factors.shape[2]].to(rows.dtype).contiguous()
 
 
 @factor_product.register_fake
@@ -111,7 +111,7 @@ def factor_gradient(rows: torch.Tensor, grad: torch.Tensor, ends: torch.Tensor, 
         [experts, n, m], in that dtype.
     """
     rows, grad = rows.contiguous(), grad.contiguous()
-    product = _grouped_mm(_aligned(rows, grad, 1).T, _aligned(grad, rows, 1), ends)
+    product = _product_by_expert(_aligned(rows, grad, 1).T, _aligned(grad, rows, 1), ends)
     # torch's tests leave out backward of experts without rows, whose results a GPU's kernel might not write.
     product.masked_fill_((ends.diff(prepend=ends.new_zeros(1)) == 0).view(-1, 1, 1), 0)
     return product[:, : rows.shape[1], : grad.shape[1]].to(dtype).contiguous()
@@ -136,14 +136,12 @@ def _backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
 factor_product.register_autograd(_backward, setup_context=_keep)
 
 
-def _grouped_mm(left: torch.Tensor, right: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
-    if not left.is_cuda or torch.cuda.get_device_capability(left.device) >= (8, 0):
+def _product_by_expert(left: torch.Tensor, right: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
+    """[n, rows] times [rows, m], for each expert over its own rows: [experts, n, m]."""
+    if has_grouped_mm(left.device):
         return F.grouped_mm(left, right, offs=ends)
-    # torch has none for older GPUs.
-    starts_and_ends = list(pairwise([0, *ends.tolist()]))
-    if right.dim() == 2:
-        return torch.stack([left[:, start:end] @ right[start:end] for start, end in starts_and_ends])
-    return torch.cat([left[start:end] @ factor for (start, end), factor in zip(starts_and_ends, right, strict=True)])
+    starts_and_ends = pairwise([0, *ends.tolist()])
+    return torch.stack([left[:, start:end] @ right[start:end] for start, end in starts_and_ends])
 
 
 def _aligned(tensor: torch.Tensor, other: torch.Tensor, *dims: int) -> torch.Tensor:

@@ -107,10 +107,14 @@ def grouped_product(rows: torch.Tensor, weights: torch.Tensor, ends: torch.Tenso
         [rows, out]
     """
     rows = rows.to(weights.dtype)
-    # inductor has the grouped product for bf16 alone, and GPUs from capability 8.0 on. transformers' operator is a
-    # loop, which waits for the device.
-    is_old = weights.is_cuda and torch.cuda.get_device_capability(weights.device) < (8, 0)
-    if is_old or (torch.compiler.is_compiling() and weights.dtype != torch.bfloat16):
-        product: torch.Tensor = torch.ops.transformers.grouped_mm_fallback(rows, weights, ends)
-        return product
-    return nn.functional.grouped_mm(rows, weights, offs=ends)
+    # inductor has the grouped product for bf16 alone. transformers' operator is a loop, which waits for the device.
+    is_compilable = not torch.compiler.is_compiling() or weights.dtype == torch.bfloat16
+    if is_compilable and has_grouped_mm(weights.device):
+        return nn.functional.grouped_mm(rows, weights, offs=ends)
+    product: torch.Tensor = torch.ops.transformers.grouped_mm_fallback(rows, weights, ends)
+    return product
+
+
+def has_grouped_mm(device: torch.device) -> bool:
+    """Whether torch has grouped products for this device: for CPUs, and for GPUs from capability 8.0 on."""
+    return device.type != "cuda" or torch.cuda.get_device_capability(device) >= (8, 0)
