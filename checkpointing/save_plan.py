@@ -16,7 +16,8 @@ from checkpointing.host_copy import has_room
 from checkpointing.trained import model_tensors
 from checkpointing.writing import num_bytes
 from configs.fsdp import FsdpConfig
-from configs.training import DEFAULT_KEEP_LAST, TrainConfig
+from configs.train_settings.results import DEFAULT_KEEP_LAST
+from configs.training import TrainConfig
 from policies.optimizers.build import state_bytes
 from ranks.agreement import named
 from ranks.collectives import gather_to_all, on_rank_zero

@@ -8,11 +8,12 @@ import fire
 from fire.decorators import SetParseFn
 
 from configs.adaptation import adapt
+from configs.adapter_validation import SECTIONS_OF_ADAPTERS
 from configs.formats import DATASETS
 from configs.names import explain_unknown, find, find_negated, flag, value_hint
 from configs.recipe_file import Raw, find_recipe, read_recipe
 from configs.run import SECTIONS, SETTINGS, RunConfig
-from configs.validation import SECTIONS_OF_ADAPTERS, validate
+from configs.validation import validate
 from configs.values import NO_VALUE, convert, is_true
 from utils.errors import ConfigError
 

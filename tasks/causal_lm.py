@@ -11,7 +11,8 @@ import transformers
 from torch import nn
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, PreTrainedConfig, PreTrainedModel
 
-from configs.training import DEFAULT_CONTEXT_LENGTH, TrainConfig
+from configs.train_settings.data import DEFAULT_CONTEXT_LENGTH
+from configs.training import TrainConfig
 from data.batches.padding import pad_left, padding_id
 from data.sequences.causal import build_sequences
 from data.sequences.reading import Reading

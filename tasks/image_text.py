@@ -12,7 +12,8 @@ from torch import nn
 from transformers import AutoModelForImageTextToText, PreTrainedConfig, PreTrainedModel
 
 from configs.run import RunConfig
-from configs.training import DEFAULT_CONTEXT_LENGTH, TrainConfig
+from configs.train_settings.data import DEFAULT_CONTEXT_LENGTH
+from configs.training import TrainConfig
 from data.batches.padding import padding_id
 from data.images.caption_rows import Picture
 from data.images.opening import open_image

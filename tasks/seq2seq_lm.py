@@ -12,7 +12,8 @@ from torch import nn
 from transformers import AutoModelForSeq2SeqLM, PreTrainedConfig, PreTrainedModel
 
 from configs.run import RunConfig
-from configs.training import DEFAULT_SOURCE_LENGTH, DEFAULT_TARGET_LENGTH, TrainConfig
+from configs.train_settings.data import DEFAULT_SOURCE_LENGTH, DEFAULT_TARGET_LENGTH
+from configs.training import TrainConfig
 from data.batches.padding import EXACT, pad_right, padding_id
 from data.sequences.reading import Reading
 from data.sequences.source_target import Affixes, SourceTargetBuilder

@@ -18,7 +18,8 @@ import torch
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AttentionInterface, PreTrainedConfig, PreTrainedModel
 
 from configs.run import RunConfig
-from configs.training import DEFAULT_CONTEXT_LENGTH, TrainConfig
+from configs.train_settings.data import DEFAULT_CONTEXT_LENGTH
+from configs.training import TrainConfig
 from data.batches.packing import Offsets
 from policies.attention.functions import attention_by_flash_4, attention_by_offsets
 from policies.attention.packing_leaks import LEAKS

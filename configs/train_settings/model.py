@@ -1,0 +1,137 @@
+"""Settings of the model: its files and kernels, layout and precision, loss, adapters and frozen layers."""
+
+from dataclasses import MISSING, dataclass
+from typing import Literal
+
+from configs.setting import setting
+
+
+@dataclass(frozen=True)
+class ModelSettings:
+    """The model, its layout and what of it is trained."""
+
+    # Model
+    model_name: str = setting(MISSING, "model to fine-tune: a folder, or a name on the Hugging Face hub", is_path=True)
+    task: str | None = setting(
+        None,
+        "kind of model: causal_lm, seq2seq_lm (an encoder-decoder like BART and T5) or image_text (docs/tasks.md)",
+        default_text="the kind that its config.json names",
+    )
+    tokenizer_name: str | None = setting(
+        None, "tokenizer folder or hub name", default_text="the model's own tokenizer", is_path=True
+    )
+    add_special_tokens: tuple[str, ...] = setting(
+        (),
+        "tokens to add to the tokenizer, like '<|im_start|>,<|im_end|>'; embeddings grow; LoRA trains their rows, too",
+    )
+    template_date: str | None = setting(
+        None,
+        "the day that a chat template which writes today's date takes for today, as in 2026-11-26",
+        default_text="the day on which the run first starts",
+    )
+    random_weights: bool = setting(
+        False, "build the model from its config.json alone, with random weights: for benchmarks and tests"
+    )
+    allow_unused_weights: bool = setting(
+        False, "train although the files hold weights that the model has no place for, such as those of more layers"
+    )
+    trust_remote_code: bool = setting(False, "allow Python code that comes with the model to run")
+    use_fast_kernels: bool | None = setting(
+        None,
+        "require fused attention kernels; False: give packed rows a dense mask instead of variable-length flash "
+        "attention",
+        stands_for=False,
+        default_text="fused kernels if the model has them",
+    )
+    compile: bool | None = setting(
+        None,
+        "compile each decoder layer with torch.compile",
+        stands_for="auto",
+        default_text="auto: on GPUs, if every kind of layer passes a trial before the first step",
+    )
+    activation_checkpointing: Literal["off", "full", "selective", "auto"] | None = setting(
+        None,
+        "recompute activations in the backward pass instead of keeping them: those of whole layers (full), or all but "
+        "the outputs of attention and of every second matrix product (selective), or in as few layers as the GPU's "
+        "memory needs (auto)",
+        default_text="auto on GPUs, off on a CPU; if fsdp_activation_checkpointing is given, as that says",
+    )
+    spare_layers: bool = setting(
+        True,
+        "do not recompute the last layers if keeping their activations does not raise the peak "
+        "(activation_checkpointing full, or auto if nothing less fits); False: recompute every layer",
+    )
+    activation_offloading: bool = setting(
+        False,
+        "keep in host memory what layers save for the backward pass; with activation_checkpointing full that is each "
+        "layer's input",
+    )
+    loss_chunk_size: int = setting(
+        1024, "tokens whose logits are computed at a time; 0: those of the whole batch", unit="tokens", minimum=0
+    )
+
+    # Layout and precision
+    enable_fsdp: bool = setting(False, "shard the model, gradients and optimizer states over the ranks")
+    low_cpu_fsdp: bool | None = setting(
+        None,
+        "load the model without the whole of it in any rank's host memory; every run does so, with or without this",
+        stands_for=False,
+        default_text="always so",
+    )
+    one_gpu: bool = setting(False, "require a single process; refuse a larger world size")
+    mixed_precision: bool | None = setting(
+        None,
+        "compute in half precision and keep fp32 master weights; False: all in fp32",
+        stands_for=True,
+        default_text="bf16 on GPUs that have it, fp16 on other GPUs, fp32 on a CPU",
+    )
+    use_fp16: bool | None = setting(
+        None,
+        "compute in fp16 with a loss scale instead of bf16; False: in fp32 on GPUs without bf16",
+        stands_for=False,
+        default_text="only on GPUs without bf16",
+    )
+
+    float8: Literal["tensorwise", "rowwise"] | None = setting(
+        None,
+        "compute linear layers in float8, with one scale per tensor (tensorwise) or one per row (rowwise, nearer to "
+        "bf16); under LoRA the frozen weights are also stored so",
+    )
+
+    # Loss
+    label_smoothing: float = setting(
+        0.0,
+        "spread this share of each target evenly over the vocabulary; evaluation uses plain targets",
+        minimum=0,
+        exclusive_maximum=1,
+    )
+    router_aux_loss_coef: float | None = setting(
+        None,
+        "weight of the loss that evens out the experts of a mixture; 0: cross-entropy alone",
+        minimum=0,
+        default_text="that of config.json if it says output_router_logits, else 0",
+    )
+
+    # Adapters and frozen layers
+    use_peft: bool = setting(False, "train an adapter and freeze the model's own weights")
+    peft_method: Literal["lora", "llama_adapter", "prefix"] = setting(
+        "lora",
+        "kind of adapter: low-rank matrices next to linear layers (lora), gated prompts in the upper layers "
+        "(llama_adapter), or trained keys and values before each row (prefix)",
+    )
+    peft_dtype: Literal["fp32", "bf16"] = setting(
+        "fp32", "dtype of adapters and their optimizer states; bf16 only if the model computes in bf16"
+    )
+    from_peft_checkpoint: str = setting(
+        "", "folder of an adapter to continue training; empty: a new adapter", is_path=True
+    )
+    freeze_layers: bool = setting(
+        False,
+        "freeze the first num_freeze_layers decoder layers (and encoder layers, if there are any) and their adapters; "
+        "this does not affect embeddings, later layers, the final norm and the head",
+    )
+    num_freeze_layers: int = setting(1, "layers to freeze (freeze_layers)", unit="layers", minimum=1)
+
+    freeze_vision: bool = setting(False, "freeze the vision encoder (image_text)")
+    freeze_qformer: bool = setting(False, "freeze the Q-Former and its queries (BLIP-2)")
+    freeze_language_model: bool = setting(False, "freeze the language model with its embeddings and head (image_text)")
