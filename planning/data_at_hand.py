@@ -15,9 +15,10 @@ from configs.datasets import CustomDataset, DataSource, split_paths
 from configs.training import TrainConfig
 from data.splits.data_path import HUB_NAME
 from ranks.environment import Environment
+from resolving.batches_and_steps import resolve_num_steps
 from resolving.data_facts import DataFacts, facts_of_data
 from resolving.inputs import read_data
-from resolving.resolved import Resolved, resolve_num_steps
+from resolving.resolved import Resolved
 from utils.errors import ConfigError
 
 _SO_FULL = "rows count as long as they may be"

@@ -19,8 +19,9 @@ from policies.quantization.choice import resolve_quantization
 from policies.quantization.float8 import resolve_float8
 from ranks.environment import Environment, print_rank_zero
 from reporting.tables import print_for_people
+from resolving.batches_and_steps import with_batches
 from resolving.inputs import check_targets
-from resolving.resolved import Resolved, resolve, with_batches
+from resolving.resolved import Resolved, resolve
 from resolving.resume_state import look
 from resolving.sizes import check_model_sizes
 from utils.atomic_write import write_in_place

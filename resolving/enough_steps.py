@@ -7,7 +7,8 @@ from dataclasses import replace
 from data.batches.layout import BatchLayout
 from data.batches.rows import Rows, make_rows
 from data.pipeline import RunData, eval_rows_of
-from resolving.resolved import Resolved, steps_of_run, with_batches
+from resolving.batches_and_steps import steps_of_run, with_batches
+from resolving.resolved import Resolved
 from utils.wording import plural
 
 SHORTEST_ROW = 8  # tokens

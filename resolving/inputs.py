@@ -18,10 +18,12 @@ from evaluation.generation import Generation, plan_generation
 from policies.loading import build_model
 from ranks.environment import Environment, print_rank_zero
 from reporting.data_preview import preview_data
+from resolving.batches_and_steps import resolve_num_steps
 from resolving.beginning import Beginning
 from resolving.data_facts import DataFacts, facts_of_data
 from resolving.enough_steps import with_enough_steps
-from resolving.resolved import Resolved, num_positions, resolve, resolve_num_steps
+from resolving.lengths import num_positions
+from resolving.resolved import Resolved, resolve
 from resolving.sizes import check_batch_sizes
 from utils.processor_type import Processor
 

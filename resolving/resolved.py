@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
 
-from configs.peft import PrefixConfig
 from configs.recipe_file import recipe_for
 from configs.run import RunConfig
-from configs.tracking import TrackingConfig
 from configs.training import TrainConfig
 from data.batches.layout import BatchLayout
 from data.batches.padding import PaddedWidth
 from policies.activations.checkpointing import Checkpointing, with_default_mode
-from policies.adapters.folder import find_saved_adapter, num_virtual_tokens
+from policies.adapters.folder import find_saved_adapter
 from policies.apply_policies import Policies
 from policies.attention.choice import keep_documents_apart
 from policies.attention.flash_attention_4 import AttentionKind, attention_kinds, find_flash_attention_4
@@ -27,22 +24,18 @@ from policies.quantization.float8 import resolve_float8
 from policies.routing.coefficient import resolve_coefficient
 from policies.sharding import choose_layout
 from ranks.environment import Environment
-from reporting.profiling import num_steps_needed
+from resolving.batches_and_steps import batch_layout, with_batches
 from resolving.beginning import Beginning
+from resolving.lengths import resolve_lengths
 from resolving.sizes import check_model_sizes
 from tasks.finding import find_task, settings_of_task
-from tasks.generation import decoder_positions
 from tasks.task import Task
 from utils.compat import caps_scores, import_bitsandbytes_without_inductor
-from utils.errors import ConfigError
-from utils.positions import positions_of
 from utils.wording import plural
 
 if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedConfig
-
-MAX_GLOBAL_BATCH = 10**15  # rows: their number must fit into 64 bits, and so must what is computed with it
 
 
 @dataclass(frozen=True)
@@ -241,86 +234,6 @@ def resolve_lr(train: TrainConfig, began_with: Beginning) -> tuple[float, list[s
     return lr, [f"lr: {lr:g}, {train.lr:g} scaled with {plural(world_size, 'rank')} ({scale})"]
 
 
-def batch_layout(train: TrainConfig, env: Environment, resumed_size: int | None) -> tuple[BatchLayout, list[str]]:
-    """How the global batch is cut over these ranks, and lines to print.
-
-    Args:
-        resumed_size: as in `resolve`.
-
-    Raises:
-        ConfigError: if the global batch does not divide.
-    """
-    if train.global_batch_size is None and resumed_size is None:
-        layout = BatchLayout(train.batch_size_training, train.gradient_accumulation_steps, env.world_size)
-        if layout.global_batch_size > MAX_GLOBAL_BATCH:
-            raise ConfigError(
-                f"--batch_size_training: times --gradient_accumulation_steps and ranks that is "
-                f"{plural(layout.global_batch_size, 'row')} per optimizer step; give at most {MAX_GLOBAL_BATCH:,}"
-            )
-        return layout, []
-    size = train.global_batch_size or resumed_size
-    if resumed_size is not None and size != resumed_size:
-        raise ConfigError(
-            f"--global_batch_size: the checkpoint was trained with {plural(resumed_size, 'row')} per optimizer step, "
-            f"and its place in the data is counted in these; give {resumed_size}, or leave it out"
-        )
-    assert size is not None
-    rows_per_rank, rest = divmod(size, env.world_size)
-    if resumed_size is not None and train.min_steps and rows_per_rank and not rest:
-        # The run chose its batches by its data; the flags are the most.
-        rows = max(n for n in range(1, min(train.batch_size_training, rows_per_rank) + 1) if rows_per_rank % n == 0)
-        return BatchLayout(rows, rows_per_rank // rows, env.world_size), []
-    accumulation, rest = divmod(size, train.batch_size_training * env.world_size)
-    if rest or not accumulation:
-        flag = "--global_batch_size: " if resumed_size is None else "--resume: the checkpoint's global batch of "
-        raise ConfigError(
-            f"{flag}{plural(size, 'row')} is no multiple of {train.batch_size_training} (batch_size_training) x "
-            f"{plural(env.world_size, 'rank')}; give another --batch_size_training"
-        )
-    notes = []
-    if train.global_batch_size is None and accumulation != train.gradient_accumulation_steps:
-        notes = [
-            f"gradient_accumulation_steps: {accumulation} instead of {train.gradient_accumulation_steps}: a resumed "
-            f"run keeps its global batch of {plural(size, 'row')}"
-        ]
-    return BatchLayout(train.batch_size_training, accumulation, env.world_size), notes
-
-
-def with_batches(config: RunConfig, batches: BatchLayout) -> RunConfig:
-    """The settings with the rows of these batches, which may be fewer than those asked for."""
-    rows, accumulation = batches.rows_per_micro_batch, batches.gradient_accumulation_steps
-    train = replace(config.train_config, batch_size_training=rows, gradient_accumulation_steps=accumulation)
-    return replace(config, train_config=train)
-
-
-def resolve_num_steps(train: TrainConfig, tracking: TrackingConfig, steps_per_epoch: int) -> int:
-    """The steps of `steps_of_run`, checked.
-
-    Raises:
-        ConfigError: if the run ends before the step that it was asked to record.
-    """
-    num_steps = steps_of_run(train, steps_per_epoch)
-    needed = num_steps_needed(tracking)
-    if num_steps < needed:
-        remedy = "raise --max_train_step" if train.max_train_step == num_steps else "raise --num_epochs"
-        if tracking.use_profiler:
-            raise ConfigError(
-                f"--use_profiler: the run has {num_steps} optimizer steps, and needs more than {needed - 1} for the "
-                f"profiler to wait, warm up and record; {remedy}, or leave it out"
-            )
-        raise ConfigError(
-            f"--flop_counter_start: the run has {num_steps} optimizer steps, so step {needed} would never be counted; "
-            f"{remedy}, or give --flop_counter_start {num_steps}"
-        )
-    return num_steps
-
-
-def steps_of_run(train: TrainConfig, steps_per_epoch: int) -> int:
-    """Optimizer steps of the whole run."""
-    num_steps = steps_per_epoch * train.num_epochs
-    return min(num_steps, train.max_train_step) if train.max_train_step else num_steps
-
-
 def with_default_targets(config: RunConfig, model_config: PreTrainedConfig) -> RunConfig:
     """The settings with the layers that LoRA adapts in models with this config, if none were named."""
     train, given = config.train_config, config.was_given("lora_config.target_modules")
@@ -335,51 +248,3 @@ def with_default_targets(config: RunConfig, model_config: PreTrainedConfig) -> R
         f"--lora_config.target_modules is {','.join(targets)} with a {model_config.get_text_config().model_type} model"
     )
     return replace(config, lora_config=replace(config.lora_config, target_modules=targets), notes=(*config.notes, note))
-
-
-def resolve_lengths(
-    train: TrainConfig, prefix_config: PrefixConfig, model_config: PreTrainedConfig, defaults: Mapping[str, int]
-) -> tuple[tuple[int, ...], list[str]]:
-    """Tokens of the longest row, and of the longest target if targets are apart; and lines to print.
-
-    A default shrinks to the positions that the model has.
-
-    Args:
-        defaults: of the settings that the task has for them (`tasks.task.Task.LENGTHS`).
-
-    Raises:
-        ConfigError: if a length was asked for that the model does not have.
-    """
-    prefix = num_virtual_tokens(train, prefix_config)
-    positions = positions_of(model_config.get_text_config())
-    lengths, notes = [], []
-    for name, default in defaults.items():
-        asked = getattr(train, name)
-        length = asked or default
-        if positions is not None and length + prefix > positions:
-            length, note = _all_positions(name, asked, positions, prefix)
-            notes.append(note)
-        lengths.append(length)
-    return tuple(lengths), notes
-
-
-def _all_positions(name: str, asked: int | None, positions: int, prefix: int) -> tuple[int, str]:
-    if prefix >= positions:
-        raise ConfigError(
-            f"--num_virtual_tokens: a prefix of {prefix} leaves no room in the {positions} positions of this model; "
-            "give fewer"
-        )
-    positions -= prefix
-    taken = f", less the prefix's {prefix}" if prefix else ""
-    if asked is not None:
-        raise ConfigError(
-            f"--{name}: {asked} is more than the {positions} positions of this model "
-            f"(max_position_embeddings{taken}); give at most {positions}"
-        )
-    return positions, f"{name}: {positions}, all that this model has positions for{taken}"
-
-
-def num_positions(train: TrainConfig, prefix_config: PrefixConfig, model_config: PreTrainedConfig) -> int | None:
-    """Tokens that the model's decoder has positions for, less a prefix; None if it has no limit."""
-    positions = decoder_positions(model_config)
-    return None if positions is None else positions - num_virtual_tokens(train, prefix_config)

@@ -11,24 +11,23 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
-import json
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
-from dataclasses import asdict, replace
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
-from typing import IO, NoReturn, ParamSpec, TypeVar
+from typing import IO, NoReturn, TypeVar
 
 import psutil
-import torch
 import torch.distributed as dist
 
 from ranks.environment import Environment
 from ranks.process_group import CONNECT_MINUTES, connecting, num_collectives
 from supervision.exit_status import FAILED, REFUSED, hand_refusal_over, leave
 from supervision.main_thread import MainThread, Stillness
+from supervision.messages import Message, in_background, receive, send
 from supervision.patience import patience_of
 from supervision.traces import close_stacks, open_stacks, where_main_thread_is, write_traces
 from supervision.verdict import Report, State, Verdict, judge, judge_lost, names_of
@@ -38,14 +37,6 @@ from utils.printing import print_line
 from utils.torch_internals import set_timeout
 
 T = TypeVar("T")
-P = ParamSpec("P")
-Message = TypeVar("Message", Report, Verdict)
-
-_RANK_BYTES = 8  # "123456, "
-
-
-class LostRank(Exception):
-    """The connection to another rank's watchdog has closed."""
 
 
 class Watchdog:
@@ -189,7 +180,7 @@ class Watchdog:
     def _lead(self, group: dist.ProcessGroup, report: Report) -> Verdict:
         """Rank 0's round: every rank's report, then one verdict for all."""
         others = range(1, self.env.world_size)
-        receiving = {rank: _in_background(_receive, group, rank, Report) for rank in others}
+        receiving = {rank: in_background(receive, group, rank, Report) for rank in others}
         lost = self._lost(receiving, report, margin_seconds=30)  # shorter than the others' wait for this rank's verdict
         if lost:
             verdict = judge_lost(lost, report.place, self._last)
@@ -197,17 +188,17 @@ class Watchdog:
             self._last |= {rank: received.result() for rank, received in receiving.items()}
             verdict = judge([report, *(self._last[rank] for rank in others)], self.patience)
         message = replace(verdict, message="")  # rank 0 prints it; the others print only what they find themselves
-        wait([_in_background(_send, group, rank, message) for rank in others if rank not in lost], timeout=30)
+        wait([in_background(send, group, rank, message) for rank in others if rank not in lost], timeout=30)
         return verdict
 
     def _follow(self, group: dist.ProcessGroup, report: Report) -> Verdict:
         """The round of any other rank."""
 
         def exchange() -> Verdict:
-            _send(group, 0, report)
-            return _receive(group, 0, Verdict)
+            send(group, 0, report)
+            return receive(group, 0, Verdict)
 
-        answer = _in_background(exchange)
+        answer = in_background(exchange)
         lost = self._lost({0: answer}, report, margin_seconds=60)
         return judge_lost(lost, report.place) if lost else answer.result()
 
@@ -303,46 +294,3 @@ class Watchdog:
     def _write_end(self) -> None:
         with contextlib.suppress(OSError):  # a full disk must not keep the process
             self._before_leaving()
-
-
-def _in_background(function: Callable[P, T], *args: P.args, **options: P.kwargs) -> Future[T]:
-    """Call `function` in a thread of its own, which the end of the process does not wait for.
-
-    A wait inside gloo that runs into a timeout would close its connections to all ranks.
-    """
-    future: Future[T] = Future()
-
-    def run() -> None:
-        try:
-            future.set_result(function(*args, **options))
-        except LostRank as error:
-            future.set_exception(error)
-
-    threading.Thread(target=run, daemon=True).start()
-    return future
-
-
-def message_bytes(message: Report | Verdict | None, world_size: int) -> bytearray:
-    """A message as it is sent; None: room for any. All have one length, for gloo aborts a rank that gets more bytes
-    than it waits for; a verdict may name every rank."""
-    text = b"" if message is None else json.dumps(asdict(message)).encode()
-    return bytearray(text.ljust(1024 + _RANK_BYTES * world_size))
-
-
-def _send(group: dist.ProcessGroup, rank: int, message: Report | Verdict) -> None:
-    data = message_bytes(message, group.size())
-    _transfer(lambda: group.send([torch.frombuffer(data, dtype=torch.uint8)], rank, 0))
-
-
-def _receive(group: dist.ProcessGroup, rank: int, kind: type[Message]) -> Message:
-    """A rank's Report, or rank 0's Verdict."""
-    data = message_bytes(None, group.size())
-    _transfer(lambda: group.recv([torch.frombuffer(data, dtype=torch.uint8)], rank, 0))
-    return kind(**json.loads(data))
-
-
-def _transfer(start: Callable[[], dist.Work]) -> None:
-    try:
-        start().wait(timedelta(days=7))
-    except RuntimeError as error:  # gloo has no finer one
-        raise LostRank from error

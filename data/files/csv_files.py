@@ -19,8 +19,8 @@ from pyarrow import csv
 
 from data.files.byte_chunks import UTF8_MARK, ByteChunks
 from data.files.csv_grammar import CsvGrammar, Quoting, count_lines
-from data.files.json_files import RowText, where_not_utf8
 from data.files.row_chunks import ItemChunk, Place, RowChunk, RowReader
+from data.files.row_text import RowText, where_not_utf8
 from utils.wording import plural
 
 _HEAD_BYTES, _MOST_BYTES = 2**16, 2**24  # of a file, which are enough for most headers; and of a row

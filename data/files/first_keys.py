@@ -9,7 +9,7 @@ from pathlib import Path
 from data.files.byte_chunks import UTF8_MARK, opened
 from data.files.csv_files import CsvReader
 from data.files.csv_grammar import Quoting
-from data.files.json_files import may_hold_lines
+from data.files.json_of_one_value import may_hold_lines
 
 _HEAD_BYTES = (2**16, 2**20)  # of a file; more of it if its first row is longer
 _MOST_FILES = 1000  # that are opened for this before the start

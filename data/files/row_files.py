@@ -17,7 +17,7 @@ import pyarrow as pa
 from data.files import csv_files, json_files
 from data.files.contents import contents_of
 from data.files.csv_grammar import Quoting
-from data.files.json_files import RowText
+from data.files.row_text import RowText
 
 ROW, NEW_KEYS, PROBLEM = "row", "new_keys", "problem"
 FILE = "\x1ffile"  # a name that no column of a user's has

@@ -10,8 +10,8 @@ import datasets
 import pyarrow as pa
 
 from data.files.byte_chunks import UTF8_MARK, ByteChunks, end_of_lines
-from data.files.json_files import where_not_utf8
 from data.files.row_chunks import ItemChunk, RowChunk, TableReader
+from data.files.row_text import where_not_utf8
 from utils.errors import ConfigError
 
 TEXT = datasets.Features({"text": datasets.Value("string")})

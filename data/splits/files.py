@@ -8,7 +8,7 @@ from pathlib import Path
 
 from configs.datasets import DataSource
 from data.files.globs import each_once
-from data.files.json_files import key_of_rows, lists_of_rows
+from data.files.json_of_one_value import key_of_rows, lists_of_rows
 from data.files.kinds import ALL_KINDS, JSON, ending, one_kind, readable
 from data.splits.names import names_of, split_in_name
 from utils.errors import ConfigError

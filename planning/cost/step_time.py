@@ -23,7 +23,7 @@ from planning.machines.group_speeds import Speeds
 from planning.machines.hardware import Hardware
 from planning.model.planned_model import PlannedModel
 from policies.mixed_precision import DTYPES
-from resolving.resolved import resolve_num_steps
+from resolving.batches_and_steps import resolve_num_steps
 from tasks.flops import shares_of_experts
 
 HIDDEN_SHARE = 0.35

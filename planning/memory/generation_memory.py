@@ -21,7 +21,7 @@ from planning.memory.meta_pass import buffers_on_meta, computed_in, kernels_of
 from planning.memory.row_lengths import RowLengths
 from planning.model.planned_model import PlannedModel
 from policies.attention.choice import BY_OFFSETS, attention_with_masks
-from resolving.resolved import num_positions
+from resolving.lengths import num_positions
 
 # fp32 numbers per sequence and word of the vocabulary. While the next token is computed and its logits are copied,
 # transformers' loops still hold those that chose the one before: its logits, and under a beam search (True) its

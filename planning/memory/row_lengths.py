@@ -10,7 +10,8 @@ import numpy as np
 from data.batches.layout import BatchLayout
 from data.batches.order import epoch_order
 from data.batches.padding import PaddedWidth
-from resolving.resolved import Resolved, steps_of_run
+from resolving.batches_and_steps import steps_of_run
+from resolving.resolved import Resolved
 from utils.wording import plural
 
 MOST_ROWS_ORDERED = 2**22  # a second or two

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from supervision.messages import message_bytes
 from supervision.verdict import Report, Verdict
-from supervision.watchdog import message_bytes
 from tests.helpers.failing_alone import HELD_SECONDS, fail_on_rank_one, fail_on_rank_zero_too
 from tests.helpers.processes import SHORT_GRACE, ProcessGroup
 

@@ -24,7 +24,7 @@ from configs.datasets import DataSource
 from configs.flags import parse_flags
 from configs.formats import DATASETS
 from data.dataset_functions.importing import find_dataset_function
-from data.files import byte_chunks, json_files
+from data.files import byte_chunks, json_files, json_of_one_value
 from data.files.byte_chunks import opened
 from data.files.csv_files import csv_rows
 from data.files.kinds import TABLES
@@ -509,7 +509,7 @@ def test_a_line_that_does_not_end_is_not_read_to_its_end(
 
 
 def test_one_compressed_value_is_read_up_to_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(json_files, "_MOST_OF_ONE_VALUE", 2**23)
+    monkeypatch.setattr(json_of_one_value, "_MOST_OF_ONE_VALUE", 2**23)
     file = tmp_path / "rows.json.gz"
     with gzip.open(file, "wb", compresslevel=1) as stream:
         stream.write(b'[{"output": "one"}')

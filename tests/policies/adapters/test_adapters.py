@@ -19,7 +19,7 @@ from policies.adapters.dora import set_magnitudes
 from policies.adapters.folder import find_saved_adapter
 from policies.adapters.targets import choose_targets
 from policies.experts.finding import find_experts
-from resolving.resolved import resolve_lengths
+from resolving.lengths import resolve_lengths
 from tasks.causal_lm import CausalLM
 from tests.helpers.adapter_kinds import LINEAR, adapt, config_of, notes_on
 from tests.helpers.families import FAMILIES, LLAMA_LIKE, make_model
