@@ -90,9 +90,10 @@ def check_same(
         ConfigError: it names every difference.
     """
     differences = {} if num_steps is None else _settings_that_differ(checkpoint, config, num_steps)
-    differences |= {
-        name: _METADATA[name] for name, now in metadata.items() if _is_another(name, now, checkpoint.values[name])
-    }
+    compared = {name: (now, checkpoint.values[name]) for name, now in metadata.items() if name != "packed_weights"}
+    differences |= {name: _METADATA[name] for name, both in compared.items() if _is_another(name, *both)}
+    if packed := _packed_otherwise(metadata.get("packed_weights"), checkpoint.values.get("packed_weights", _UNSAID)):
+        differences["packed_weights"] = packed
     texts = list(dict.fromkeys(differences.values()))  # once for a field of two sections, which has one flag
     if differences and not config.train_config.resume_anyway:
         fits = DECIDE_TENSORS.isdisjoint(differences) and _has_states(
@@ -158,6 +159,22 @@ def _is_another(name: str, now: Any, there: Any) -> bool:
     return bool(now != there)
 
 
+def _packed_otherwise(now: Mapping[str, int] | None, there: Mapping[str, int] | None) -> str:
+    """How the weights that are packed differ from those under the checkpoint; empty if they do not, or if one of the
+    bases is not quantized, which the flags say."""
+    if now is None or there is None or there == now:
+        return ""
+    if there is not _UNSAID:
+        return f"--quantization packs {_shown_packed(now)} (there {_shown_packed(there)})"
+    if now["linear"] and now["experts"]:  # the choice of linear layers has not changed
+        return f"--quantization packs {_shown_packed(now)} (there unsaid; earlier versions kept experts in bf16)"
+    return ""
+
+
+def _shown_packed(counts: Mapping[str, int]) -> str:
+    return " and ".join(f"{counts[kind]:,} weights of {noun}" for kind, noun in _PACKED.items())
+
+
 def _check_states(checkpoint: Checkpoint, fsdp: FsdpConfig) -> None:
     """Refuse an optimizer for which the checkpoint's states mean nothing."""
     if not _same_states(checkpoint, fsdp):
@@ -175,6 +192,8 @@ _METADATA = {
     "model_config": "--model_name: another config.json",
     "base_fingerprint": "--model_name: other weights than those under the checkpoint's adapter or frozen layers",
 }
+_UNSAID: Mapping[str, int] = {}  # by versions that did not write what is packed
+_PACKED = {"linear": "linear layers", "experts": "experts"}
 
 
 def _settings_that_differ(checkpoint: Checkpoint, config: RunConfig, num_steps: int) -> dict[str, str]:

@@ -16,7 +16,7 @@ from utils.small_files import read_json
 
 _MOST_STEPS = 10**9
 _MOST_RANKS = 2**20
-_MOST_TOKENS = 2**62
+_MOST_TOKENS = _MOST_WEIGHTS = 2**62
 _MISSING = object()  # None would be a field that holds null
 
 
@@ -118,13 +118,16 @@ MAY_BE_MISSING: dict[tuple[str, ...], _Kind] = {
     ("began_with", "world_size"): _count(_MOST_RANKS, least=1),
     ("began_with", "batch_size_training"): _count(_MOST_STEPS, least=1),
     ("began_with", "packed_length"): _or_null(_count(_MOST_STEPS, least=1)),
+    ("packed_weights",): _or_null(_TABLE),  # see base_fingerprint.py; earlier versions wrote none
+    ("packed_weights", "linear"): _count(_MOST_WEIGHTS),
+    ("packed_weights", "experts"): _count(_MOST_WEIGHTS),
     ("settings", "train_config", "compile"): _or_null(_FLAG),
     ("settings", "lora_config", "target_modules"): _or_null(_NAMES),
 }
 
 WHOLE: dict[tuple[str, ...], set[str]] = {
     path: {name for *above, name in MAY_BE_MISSING if tuple(above) == path}
-    for path in (("loss_scaler",), ("began_with",), ("epochs",), ("activation_checkpointing",))
+    for path in (("loss_scaler",), ("began_with",), ("epochs",), ("activation_checkpointing",), ("packed_weights",))
 }
 """Tables that hold these names and no others, if they are there."""
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from checkpointing.base_fingerprint import base_fingerprint
+from checkpointing.base_fingerprint import base_fingerprint, num_packed_weights
 from checkpointing.continuation import continuing, name_end_tokens
 from checkpointing.huggingface_files import huggingface_files, model_config_values
 from checkpointing.model_folder import export_model
@@ -103,7 +103,11 @@ def prepare(config: RunConfig, env: Environment, watchdog: Watchdog, lock: RunLo
     saved = continuing(inputs.processor, continuation)
     files = huggingface_files(model, saved)
     base = on_rank_zero(lambda: base_fingerprint(model, train))
-    model_identity = {"model_config": model_config_values(files), "base_fingerprint": base}
+    model_identity = {
+        "model_config": model_config_values(files),
+        "base_fingerprint": base,
+        "packed_weights": num_packed_weights(model),
+    }
     state = load_state(checkpoint, parts, model_identity, config, env)
     save_plan, save_notes = plan_saves(model, train, config.fsdp_config, resume.folder.checkpoint_root, env)
     print_rank_zero(env, *save_notes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -161,6 +162,36 @@ def test_a_run_goes_on_with_its_target_modules_in_another_order(
     swapped = ["--lora_config.target_modules", "v_proj,q_proj"]
     process_group.train(flags_of(tiny_model, run, *PLAIN, *LORA, *swapped, "--resume", "auto"), 1)
     assert results(run) == results(runs["lora"].parent / "whole-lora")
+
+
+@pytest.mark.parametrize(
+    ("there", "said"),
+    [
+        ({}, r"packs 300 weights of linear layers and 700 weights of experts \(there unsaid; earlier versions kept"),
+        ({"packed_weights": {"linear": 300, "experts": 0}}, r"\(there 300 weights of linear layers and 0 weights of"),
+        ({"packed_weights": {"linear": 300, "experts": 700}}, ""),
+        ({"packed_weights": None}, ""),  # --quantization differs, which is said
+    ],
+    ids=["an earlier version", "without experts", "the same", "not quantized"],
+)
+def test_other_packed_weights_are_refused(there: dict[str, object], said: str) -> None:
+    """What --quantization packs depends on the version."""
+    flags = ["--model_name", "m", "--use_peft", "--quantization", "4bit"]
+    checkpoint = Checkpoint(Path("step-00000001"), {"settings": parse_flags(flags).to_dict(), **there})
+    now = {"packed_weights": {"linear": 300, "experts": 700}}
+    if not said:
+        assert check_same(checkpoint, parse_flags(flags), now) == []
+        return
+    with pytest.raises(ConfigError, match=rf"--quantization .*{said}.*or --resume_anyway"):
+        check_same(checkpoint, parse_flags(flags), now)
+    (line,) = check_same(checkpoint, parse_flags([*flags, "--resume_anyway"]), now)
+    assert re.search(said, line)
+
+
+def test_an_earlier_versions_base_without_experts_was_packed_as_now() -> None:
+    config = parse_flags(["--model_name", "m", "--use_peft", "--quantization", "4bit"])
+    checkpoint = Checkpoint(Path("step-00000001"), {"settings": config.to_dict()})
+    assert check_same(checkpoint, config, {"packed_weights": {"linear": 300, "experts": 0}}) == []
 
 
 def test_settings_that_are_named_exist() -> None:

@@ -75,6 +75,7 @@ def test_what_a_run_writes_passes_and_every_field_of_it_has_a_kind(values: dict[
 def test_every_field_is_what_it_must_be_or_named(path: tuple[str, ...], values: dict[str, Any]) -> None:
     kind = (SCHEMA | MAY_BE_MISSING).get(path)
     values["loss_scaler"] = {"scale": 1024.0, "growth_tracker": 3}
+    values["packed_weights"] = {"linear": 300, "experts": 700}
     check_state(values)
     *above, name = path
     for bad in [*BAD, "missing"]:

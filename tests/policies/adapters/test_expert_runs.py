@@ -137,14 +137,26 @@ def test_recomputed_and_compiled_layers_train_the_same(
         assert found["grad_norm"] == pytest.approx(wanted["grad_norm"], rel=2e-5)
 
 
-def test_on_packed_experts_it_trains_as_on_their_values(
-    base: Path, process_group: ProcessGroup, tmp_path: Path
-) -> None:
+@pytest.fixture(scope="module")
+def on_packed(base: Path, process_group: ProcessGroup, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run on a base in 4 bits, its experts too."""
+    ranks, flags = LAYOUTS["FULL_SHARD"]
+    folder = tmp_path_factory.mktemp("packed") / "run"
+    given = [*flags_of(base, folder, ranks), *LORA, *flags, "--quantization", "4bit", "--save_every_steps", "2"]
+    process_group.train([*given, "--keep_last", "9"], ranks)
+    return folder
+
+
+def test_on_packed_experts_it_trains_as_on_their_values(base: Path, on_packed: Path) -> None:
     """Shared experts and the dense layer are packed, too, and adapted by their parameters."""
     nf4 = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.float32)
     settings = peft.LoraConfig(r=4, lora_alpha=32, target_modules=MODULES, target_parameters=PARAMETERS)
     reference = reference_run(base, batching="packing", num_steps=NUM_STEPS, adapter=settings, quantization=nf4)
-    ranks, flags = LAYOUTS["FULL_SHARD"]
-    given = [*flags_of(base, tmp_path / "run", ranks), *LORA, *flags, "--quantization", "4bit"]
-    process_group.train(given, ranks)
-    assert_agrees(tmp_path / "run", reference)
+    assert_agrees(on_packed, reference)
+
+
+def test_a_checkpoint_says_how_many_weights_are_packed(on_packed: Path) -> None:
+    for state_file in on_packed.glob("checkpoints/step-*/state.json"):
+        packed = json.loads(state_file.read_text())["packed_weights"]
+        assert packed["experts"] == 4 * 3 * 32 * 24, "one layer has experts"
+        assert packed["linear"] > 0
