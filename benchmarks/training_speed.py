@@ -134,7 +134,16 @@ for name, flags, documents in (("", [], "get_rows"), ("-packed", [], "get_docume
     ROWS[f"gpt-oss-lora{name}"] = Workload(
         "gpt-oss-20b-12layers", 2, 4096, [*ON_ATTENTION, *flags], dataset_function=documents
     )
+# One long row: what layers hold at a time, whole and in tiles; kept on the device, and in host memory.
+LONG_QLORA = [*ON_ALL, *R16, "--quantization", "4bit", "--compile", "--activation_checkpointing", "full"]
+for length, (tiles, flags), (kept, more) in product(
+    (65536, 131072),
+    {"": [], "-tiles": ["--tile_tokens", "8192"]}.items(),
+    {"": [], "-offloaded": ["--activation_offloading"]}.items(),
+):
+    ROWS[f"llama8b-long-{length}{tiles}{kept}"] = Workload("llama8b-long", 1, length, [*LONG_QLORA, *flags, *more])
 SUITES = {
+    "long": [name for name in ROWS if "-long-" in name],
     "sinks": ["gpt-oss-lora-packed", "gpt-oss-lora", "gpt-oss-lora-eager"],
     "today": [*TODAY, "gpt-oss-lora-packed"],
     "packed": ["tinyllama-packed", "tinyllama-packed-dense", "tinyllama-full-compiled"],

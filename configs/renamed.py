@@ -60,6 +60,7 @@ _NAMES: dict[str, str] = {
     "reduce_dtype": "mixed_precision_reduce communication_data_type",
     "freeze_vision": "freeze_vision_tower freeze_vit",
     # Layout
+    "tile_tokens": "tiled_mlp unsloth_tiled_mlp tiled_mlp_num_shards",
     "activation_offloading": "enable_activation_offloading activation_offload",
     "sharding_group_size": "dp_shard_size data_parallel_shard_dim",
     "replica_group_size": "dp_replicate_size data_parallel_replicate_dim",
@@ -94,6 +95,7 @@ _REMARKS: dict[str, str] = {
     "quant_storage": " (left out: one that every layout copies unchanged)",
     "peft_dtype": " fp32|bf16",
     "reduce_dtype": " fp32|bf16",
+    "tile_tokens": " (tokens of a tile, not the number of tiles)",
     "activation_offloading": ", with --activation_checkpointing full",
     "sharding_group_size": ", with --sharding_strategy HYBRID_SHARD",
     "replica_group_size": ", with --sharding_strategy HYBRID_SHARD",

@@ -66,6 +66,13 @@ class ModelSettings:
         "keep in host memory what layers save for the backward pass; with activation_checkpointing full that is each "
         "layer's input",
     )
+    tile_tokens: int = setting(
+        0,
+        "tokens of which a layer's MLP holds the inner values at a time; it computes them again in the backward pass "
+        "(docs/long-rows.md); 0: those of the whole batch",
+        unit="tokens",
+        minimum=0,
+    )
     loss_chunk_size: int = setting(
         1024, "tokens whose logits are computed at a time; 0: those of the whole batch", unit="tokens", minimum=0
     )

@@ -22,6 +22,7 @@ from planning.model.planned_model import PlannedModel
 from policies.optimizers.build import state_bytes
 from policies.optimizers.kind import kind_of
 from policies.quantization.float8_linear import FrozenFloat8Linear
+from policies.tiling.tiles import tiled_parts
 from tasks.flops import flops_per_token
 from utils.parameters import Counted, count_weights, packed_weights
 
@@ -72,6 +73,7 @@ def micro_batch_work(planned: PlannedModel, counts: BatchCounts, *, trains: bool
     task, model = planned.resolved.task, planned.adapted.model
     compute_size = planned.resolved.policies.precision.compute_dtype.itemsize
     mode_of, last = _matrices_of_layers(planned)
+    tiled = {id(p) for part in tiled_parts(planned.adapted.base) for p in part.parameters()}
     num_passes = passes(planned) if trains else 1.0
     float8 = float8_weights(planned.adapted, planned.resolved)
     without_attention = counts._replace(num_attended_pairs=0, num_decoder_pairs=0, num_cross_pairs=0)
@@ -80,7 +82,10 @@ def micro_batch_work(planned: PlannedModel, counts: BatchCounts, *, trains: bool
         return float(task.make_flops(model, cost).count(without_attention))
 
     def recomputed(matrix: Counted) -> float:
-        """FLOPs per token. The last product of a layer is not recomputed: nothing in backward needs it."""
+        """FLOPs per token. The last product of a layer is not recomputed: nothing in backward needs it. A tile is
+        computed again as a whole, in any mode."""
+        if trains and id(matrix.parameter) in tiled:
+            return 2 * matrix.num_weights
         if not trains or id(matrix.parameter) in last:
             return 0.0
         return 2 * matrix.num_weights * RECOMPUTED[mode_of.get(id(matrix.parameter), "off")]

@@ -30,6 +30,7 @@ from policies.adapters.lora_products import LORA_PRODUCTS
 from policies.quantization.float8_linear import FLOAT8_PRODUCTS
 from policies.quantization.quantized_experts import EXPERTS_PRODUCT
 from policies.quantization.quantized_linear import QUANTIZED_PRODUCTS
+from policies.tiling.tiles import tiled_parts
 from policies.wrapping import find_layers
 from utils.errors import ConfigError
 
@@ -174,11 +175,41 @@ def checkpoint_layers(modes: Iterable[tuple[nn.Module, str]]) -> None:
     # One function for all layers of a mode, so that one compiled graph serves them.
     forwards = {"full": _checkpointed({}), "selective": _checkpointed({"context_fn": selective_contexts})}
     for layer, mode in modes:
-        if mode == "off":
+        if tiled := tiled_parts(layer):
+            _checkpoint_around_tiles(layer, tiled, mode, forwards)
+        elif mode == "off":
             # Uncovers the class's forward, in case an earlier call had put another one before it.
             layer.__dict__.pop("forward", None)
         else:
             layer.forward = MethodType(forwards[mode], layer)
+
+
+def _checkpoint_around_tiles(
+    layer: nn.Module, tiled: Sequence[nn.Module], mode: str, forwards: dict[str, Callable[..., Any]]
+) -> None:
+    """The same for a layer whose MLP runs in tiles, between which code is not compiled.
+
+    `full` is around the compiled code before and after them. `selective` is inside it: the MLP keeps its input alone in
+    any case, so the choice is among the outputs of the attention.
+    """
+    layer.__dict__.pop("forward", None)
+    if mode == "full":
+        layer.forward = MethodType(_around_compiled, layer)
+    for part in _with_products(layer, tiled):
+        part.__dict__.pop("forward", None)
+        if mode == "selective":
+            part.forward = MethodType(forwards[mode], part)
+
+
+def _with_products(layer: nn.Module, tiled: Sequence[nn.Module]) -> Iterator[nn.Module]:
+    """The other parts of a layer that multiply with weights; not those with a forward that an adapter gave them."""
+    for child in layer.children():
+        if isinstance(child, nn.ModuleList):
+            yield from _with_products(child, tiled)
+        elif child not in tiled and any(parameter.dim() > 1 for parameter in child.parameters()):
+            own = vars(child).get("forward")
+            if own is None or getattr(own.__func__, "checkpoints", False):
+                yield child
 
 
 def _checkpointed(options: dict[str, Any]) -> Callable[..., Any]:
@@ -186,7 +217,13 @@ def _checkpointed(options: dict[str, Any]) -> Callable[..., Any]:
         # Only non-reentrant checkpointing takes a context_fn, and so can be selective.
         return checkpoint(partial(type(layer).forward, layer, **kwargs), *args, use_reentrant=False, **options)
 
+    forward.checkpoints = True  # type: ignore[attr-defined]
     return forward
+
+
+def _around_compiled(layer: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    compute = getattr(layer, "compiled_forward", type(layer).forward)
+    return checkpoint(partial(compute, layer, **kwargs), *args, use_reentrant=False)
 
 
 def selective_contexts() -> tuple[Any, Any]:

@@ -12,6 +12,8 @@ import torch
 import torch._functorch.config as functorch
 from torch import nn
 
+from policies.tiling.compiled import compile_around_tiles
+from policies.tiling.tiles import tiled_parts
 from utils.errors import ConfigError, RunError, in_one_line
 from utils.memory_errors import what_ran_out
 
@@ -119,12 +121,22 @@ def compile_layers(
     # builds C++ kernels. On a GPU's machine that takes a minute, if there is a C++ compiler.
     torch._dynamo.config.specialize_float = True
     torch.compiler.config.dynamic_sources = OFFSETS_OF_ROWS
+    # None and not False: sizes that change later may still become dynamic, as offsets of rows do.
+    dynamic = widths_vary or None
+
+    def compiled(written: Callable[..., Any]) -> Callable[..., Any]:
+        function = torch.compile(written, dynamic=dynamic)
+        return function if fallback is None else fallback.around(function, written)
+
     for module in (*layers, *norms):
-        # None and not False: sizes that change later may still become dynamic, as offsets of rows do.
-        module.compile(dynamic=widths_vary or None)
-        compiled: Any = module._compiled_call_impl
+        if tiled := tiled_parts(module):
+            compile_around_tiles(module, tiled, compiled)
+        if module._compiled_call_impl is not None:
+            continue
+        module.compile(dynamic=dynamic)
+        call: Any = module._compiled_call_impl
         if fallback is not None:
-            module._compiled_call_impl = fallback.around(compiled, module._call_impl)
+            module._compiled_call_impl = fallback.around(call, module._call_impl)
 
 
 def compile_for_any_rows(

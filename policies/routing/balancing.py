@@ -9,6 +9,8 @@ compiled or sharded.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import MethodType
 from typing import Any, Literal
@@ -47,6 +49,19 @@ def watch(watched: WatchedRouter) -> None:
     module: Any = watched.router.module
     module.watched = watched
     module.forward = MethodType(_forward, module)
+
+
+@contextmanager
+def of_tokens(routers: Sequence[WatchedRouter], tokens: slice) -> Iterator[None]:
+    """Inside this context these routers get the logits of these tokens alone, a tile of the flattened [batch x seq]."""
+    every = [(inputs, inputs.is_token) for inputs in {id(r.inputs): r.inputs for r in routers}.values()]
+    for inputs, is_token in every:
+        inputs.is_token = is_token[tokens]
+    try:
+        yield
+    finally:
+        for inputs, is_token in every:
+            inputs.is_token = is_token
 
 
 def _forward(module: nn.Module, *args: Any, **kwargs: Any) -> Any:

@@ -1,0 +1,32 @@
+"""Compiled layers whose MLP runs in tiles: a tile is one graph, and what is before and after the tiles are others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from types import MethodType
+from typing import Any
+
+import torch
+from torch import nn
+
+from policies.tiling.tiles import run_in_tiles
+
+Compile = Callable[[Callable[..., Any]], Callable[..., Any]]
+"""torch.compile with the run's settings."""
+
+
+def compile_around_tiles(layer: Any, tiled: Sequence[nn.Module], compile_function: Compile) -> None:
+    """Compile the code of a tile, and, if the layer is recomputed as a whole, that of the layer around the tiles.
+
+    The loop over tiles is no part of a graph: it would be unrolled. A graph can have no checkpoint around what is
+    called between two graphs, so a recomputed layer is checkpointed around compiled code instead of inside it.
+    """
+    # One function for all, or each would be guarded apart.
+    call = torch.compiler.disable(run_in_tiles)
+    for part in tiled:
+        module: Any = part
+        module.compute_tile = compile_function(module.compute_tile)
+        module.forward = MethodType(call, module)
+    if "forward" in vars(layer):
+        layer.compiled_forward = compile_function(type(layer).forward)
+        layer._compiled_call_impl = layer._call_impl  # which calls that

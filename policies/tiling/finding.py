@@ -1,0 +1,67 @@
+"""Which parts of a layer work on each token alone: its MLP, or a mixture's whole block of router and experts."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Sequence
+
+from torch import nn
+
+from utils.errors import ConfigError
+
+MIXES_TOKENS = (nn.modules.conv._ConvNd, nn.RNNBase, nn.MultiheadAttention)
+"""Torch's modules of which one token's output needs others."""
+
+
+def find_token_parts(layers: Sequence[nn.Module]) -> list[nn.Module]:
+    """The parts of these layers that compute each token from its own hidden state alone.
+
+    Found by what they take: an attention or a state-space mixer is given masks, positions or a cache besides hidden
+    states, an MLP is not. Layers that multiply by the weights of their MLP themselves (BART, OPT) have no such part.
+
+    Args:
+        layers: as `policies.wrapping.find_layers` returns them, before adapters are added.
+    """
+    found = {id(part): part for layer in layers for part in _children(layer) if _is_of_tokens(part)}
+    return list(found.values())
+
+
+def check_parts(parts: Sequence[nn.Module], units: Sequence[nn.Module], model_name: str) -> None:
+    """Refuse tiles if there is nothing to tile, or if it would be gathered anew for each tile.
+
+    Args:
+        parts: of `find_token_parts`.
+        units: the modules that are gathered one at a time.
+
+    Raises:
+        ConfigError: naming --tile_tokens.
+    """
+    if not parts:
+        raise ConfigError(
+            f"--tile_tokens: the layers of {model_name} have no MLP in a module of its own, so nothing can be computed "
+            "in tiles; leave it out"
+        )
+    inside = {id(inner): inner for part in parts for inner in part.modules() if inner is not part}
+    if within := [unit for unit in units if id(unit) in inside]:
+        raise ConfigError(
+            f"--tile_tokens: --wrap {type(within[0]).__name__} would gather weights anew for each tile; give --wrap "
+            "layer, or leave this out"
+        )
+
+
+def _children(layer: nn.Module) -> Iterator[nn.Module]:
+    """A layer's own modules; T5 keeps them in a list."""
+    for child in layer.children():
+        if isinstance(child, nn.ModuleList):
+            yield from child
+        else:
+            yield child
+
+
+def _is_of_tokens(module: nn.Module) -> bool:
+    """Whether it has matrices in modules of its own, and takes hidden states and nothing else."""
+    if not list(module.children()) or not any(parameter.dim() > 1 for parameter in module.parameters()):
+        return False
+    takes = [p.kind for p in inspect.signature(type(module).forward).parameters.values()][1:]
+    is_alone = takes == [inspect.Parameter.POSITIONAL_OR_KEYWORD]
+    return is_alone and not any(isinstance(inner, MIXES_TOKENS) for inner in module.modules())

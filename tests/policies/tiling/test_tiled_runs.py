@@ -1,0 +1,45 @@
+"""Whole runs in tiles have the losses of whole layers, under every layout, with adapters, padded and packed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.aot_eager import with_aot_eager
+from tests.helpers.generated import flags
+from tests.helpers.pairwise import slow_but
+from tests.helpers.processes import ProcessGroup, train_events
+
+LORA = ("--use_peft", "--target_modules", "all-linear", "--lora_dropout", "0")
+OFFLOADED = ("--activation_checkpointing", "full", "--activation_offloading")
+RUNS = {
+    "one rank, packed": (1, ()),
+    "sharded, full": (2, ("--enable_fsdp", "--activation_checkpointing", "full")),
+    "sharded, padded, offloaded": (2, ("--enable_fsdp", "--batching_strategy", "padding", *OFFLOADED)),
+    "replicated, selective": (2, ("--activation_checkpointing", "selective")),
+    "sharded adapters on 4 bits": (2, ("--enable_fsdp", "--quantization", *LORA, "--activation_checkpointing", "full")),
+    "compiled, sharded": (2, ("--enable_fsdp", "--compile", "--activation_checkpointing", "full")),
+}
+
+
+@pytest.mark.parametrize(("num_ranks", "given"), slow_but(1, RUNS.values()), ids=list(RUNS))
+def test_losses_and_gradient_norms_are_those_of_whole_layers(
+    num_ranks: int,
+    given: tuple[str, ...],
+    tiny_model: Path,
+    samples: Path,
+    tmp_path: Path,
+    process_group: ProcessGroup,
+) -> None:
+    found = {}
+    for tokens in ("0", "48"):
+        argv = flags(tiny_model, samples, tmp_path / tokens, "--context_length", "128", *given)
+        argv += ["--max_train_step", "3", "--tile_tokens", tokens, "--save_model", "False", "--run_validation", "False"]
+        argv += ["--mixed_precision", "False", "--lr", "1e-3"]
+        process_group.train(with_aot_eager(argv) if "--compile" in given else argv, num_ranks)
+        found[tokens] = train_events(tmp_path / tokens)
+    assert found["0"][0]["loss"] == pytest.approx(found["48"][0]["loss"], rel=1e-6)
+    for whole, tiled in zip(found["0"], found["48"], strict=True):
+        assert tiled["loss"] == pytest.approx(whole["loss"], rel=1e-5)
+        assert tiled["grad_norm"] == pytest.approx(whole["grad_norm"], rel=1e-4)

@@ -1,0 +1,243 @@
+"""Layers in tiles have the losses and gradients of whole ones, whatever recomputes, adapts, compiles or counts them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import peft
+import pytest
+import torch
+import torch.distributed as dist
+from torch._dynamo.testing import CompileCounterWithBackend
+from torch.utils.flop_counter import FlopCounterMode
+from transformers import AutoModelForCausalLM
+
+from data.batches.counts import BatchCounts
+from policies.activations.checkpointing import MODES, Checkpointing, apply_activation_checkpointing
+from policies.adapters.lora_layers import use_lean_forward
+from policies.compilation.layers import compile_layers
+from policies.loss.summed_loss import use_summed_loss
+from policies.quantization.choice import quantize_weights
+from policies.quantization.packing import Quantization
+from policies.routing.expert_loads import Routing
+from policies.routing.routers import find_routers
+from policies.tiling.finding import check_parts, find_token_parts
+from policies.tiling.tiles import Tiles, tile_parts
+from policies.wrapping import find_layers
+from tasks.causal_lm import CausalLM
+from tests.helpers.causal_models import make_batch
+from tests.helpers.families import FAMILIES
+from tests.helpers.mixtures import mixture
+from tests.helpers.seq2seq_models import make_model as make_seq2seq
+from utils.errors import ConfigError
+
+TASK = CausalLM()
+TILE = 16  # of batches of 6 rows, up to 23 tokens wide: several tiles, and a shorter last one
+
+
+def tiled(model: Any, tokens: int, mode: str = "full") -> Any:
+    """The model, in tiles of so many tokens; 0: as it is."""
+    layers = find_layers(model)
+    if tokens:
+        parts = find_token_parts(layers)
+        assert len(parts) >= len(layers)
+        tile_parts(parts, Tiles(tokens))
+    apply_activation_checkpointing(model, Checkpointing(mode))
+    return model
+
+
+def make(family: str, tokens: int, mode: str = "full") -> Any:
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(FAMILIES[family].config, attn_implementation="eager")
+    use_summed_loss(model, TASK.backbone(model), 7, TASK.compute_logits)
+    return tiled(model.train(), tokens, mode)
+
+
+def gradients(model: Any) -> dict[str, torch.Tensor]:
+    return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+
+
+def assert_close(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) -> None:
+    """To 1e-6 of each gradient's largest number, in fp32."""
+    assert found.keys() == wanted.keys()
+    for name, tensor in wanted.items():
+        assert (found[name] - tensor).abs().max() <= 1e-6 * tensor.abs().max(), name
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("family", ["llama", "qwen3", "gemma3", "gpt2", "mixtral", "gpt_oss"])
+def test_the_loss_is_that_of_whole_layers_to_the_bit_and_gradients_are_to_1e_6(family: str, mode: str) -> None:
+    losses, found = [], []
+    for tokens in (0, TILE):
+        model = make(family, tokens, mode)
+        loss = TASK.summed_loss(model, make_batch())
+        loss.backward()
+        losses.append(loss.item())
+        found.append(gradients(model))
+    assert losses[1] == losses[0]
+    assert_close(found[1], found[0])
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_an_encoder_decoder_too(mode: str) -> None:
+    ids = torch.randint(3, 90, (2, 40), generator=torch.Generator().manual_seed(1))
+    losses, found = [], []
+    for tokens in (0, TILE):
+        model = tiled(make_seq2seq("flan-t5").train(), tokens, mode)
+        loss = model(input_ids=ids, labels=ids[:, :25].contiguous(), use_cache=False).loss
+        loss.backward()
+        losses.append(loss.item())
+        found.append(gradients(model))
+    assert losses[1] == losses[0]
+    assert_close(found[1], found[0])
+
+
+def with_lora(model: Any, dropout: float) -> Any:
+    targets = ["q_proj", "gate_proj", "down_proj"]
+    adapted = peft.get_peft_model(model, peft.LoraConfig(r=4, lora_dropout=dropout, target_modules=targets))
+    use_lean_forward(adapted)
+    for name, parameter in adapted.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter, std=0.3)
+    return adapted
+
+
+def test_dropout_of_adapters_draws_the_same_masks_again() -> None:
+    """Beside a loop over tiles whose graphs autograd keeps."""
+    mlp = with_lora(make("llama", 0, "off"), 0.3).base_model.model.model.layers[0].mlp
+    hidden = torch.randn(2, 24, 32, generator=torch.Generator().manual_seed(1))
+    trained = [p for p in mlp.parameters() if p.requires_grad]
+
+    def run(compute: Any) -> tuple[torch.Tensor, ...]:
+        torch.manual_seed(7)
+        leaf = hidden.clone().requires_grad_()
+        output = compute(leaf)
+        after = torch.rand(())  # what follows draws the same, too
+        torch.rand(100)
+        return output, after, *torch.autograd.grad(output.square().sum(), [leaf, *trained])
+
+    def by_tiles(leaf: torch.Tensor) -> torch.Tensor:
+        tiles = leaf.view(1, 48, 32).split(TILE, dim=1)
+        return torch.cat([mlp(tile) for tile in tiles], dim=1).view(leaf.shape)
+
+    wanted = run(by_tiles)
+    tile_parts([mlp], Tiles(TILE))
+    found = run(mlp)
+    assert torch.equal(found[0], wanted[0])
+    assert torch.equal(found[1], wanted[1])
+    for one, other in zip(found[2:], wanted[2:], strict=True):
+        assert (one - other).abs().max() <= 1e-6 * other.abs().max()
+
+
+def test_a_quantized_base_with_adapters_has_the_same_loss_and_gradients() -> None:
+    losses, found = [], []
+    for tokens in (0, TILE):
+        model = make("llama", 0, "off")
+        quantization = Quantization(4, "nf4", False, torch.float32, torch.uint8)
+        weights = {name: p.detach().clone() for name, p in model.named_parameters()}
+        quantize_weights(model, quantization)
+        for name, module in model.named_modules():
+            if hasattr(module, "quantize"):
+                module.weight = torch.nn.Parameter(module.quantize(weights[f"{name}.weight"]), requires_grad=False)
+        torch.manual_seed(1)
+        adapted = with_lora(model, 0.0)
+        tiled(model, tokens)
+        loss = TASK.summed_loss(adapted, make_batch())
+        loss.backward()
+        losses.append(loss.item())
+        found.append(gradients(adapted))
+    assert losses[1] == losses[0]
+    assert_close(found[1], found[0])
+
+
+def test_what_the_layers_of_a_frozen_start_need_no_gradient_for_is_computed_all_the_same() -> None:
+    losses = []
+    for tokens in (0, TILE):
+        model = make("llama", tokens)
+        for parameter in [*model.model.embed_tokens.parameters(), *model.model.layers[0].self_attn.parameters()]:
+            parameter.requires_grad_(False)
+        TASK.summed_loss(model, make_batch()).backward()
+        losses.append(gradients(model))
+    assert_close(losses[1], losses[0])
+
+
+@pytest.fixture
+def one_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dist, "all_reduce", lambda tensor, *args, **kwargs: None)
+
+
+@pytest.mark.usefixtures("one_rank")
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("name", ["qwen3_moe", "gpt_oss"])
+def test_routers_count_each_token_once_and_their_loss_has_the_same_gradients(name: str, compiled: bool) -> None:
+    found, shares, loads = [], [], []
+    for tokens in (0, TILE):
+        model = mixture(name, vocab_size=97)
+        use_summed_loss(model, TASK.backbone(model), 7, TASK.compute_logits)
+        routers = find_routers(model)
+        tiled(model.train(), tokens)
+        if compiled and tokens:
+            compile_with(model, "aot_eager")
+        routing, batch = Routing(routers, coefficient=0.5), make_batch()
+        loss = routing.watching(TASK.summed_loss)
+        with routing.step(BatchCounts(batch.num_label_tokens, batch.num_tokens, 0)):
+            loss(model, batch, 1.0).backward()
+        with torch.no_grad():
+            loss(model, batch)
+        found.append(gradients(model))
+        shares.append(routing.shares)
+        loads.append(routing.take_loads())
+    assert_close(found[1], found[0])
+    assert torch.equal(shares[1], shares[0])
+    assert loads[1] == loads[0]
+
+
+def compile_with(model: Any, backend: Any) -> None:
+    torch._dynamo.reset()
+    with pytest.MonkeyPatch.context() as patch:
+        compile_function = torch.compile
+        patch.setattr(torch, "compile", lambda *args, **kwargs: compile_function(*args, backend=backend, **kwargs))
+        compile_layers(find_layers(model), widths_vary=True)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_compiled_one_graph_serves_the_tiles_of_all_layers_and_of_later_batches(mode: str) -> None:
+    counter = CompileCounterWithBackend("aot_eager")
+    plain, model = make("llama", 0, "off"), make("llama", TILE, mode)
+    compile_with(model, counter)
+    counts = []
+    for seed in range(3):  # of several widths
+        loss, wanted = (TASK.summed_loss(one, make_batch(seed)) for one in (model, plain))
+        assert loss.item() == pytest.approx(wanted.item(), rel=1e-6)
+        loss.backward()
+        wanted.backward()
+        counts.append(counter.frame_count)
+    assert_close(gradients(model), gradients(plain))
+    assert counts[1:] == counts[:1] * 2
+    assert counts[0] <= 4  # the first layer's start, another's, a tile, and what follows tiles
+
+
+def test_a_recomputed_layer_computes_its_tiles_twice_and_not_three_times() -> None:
+    flops = {}
+    for tokens in (0, TILE):
+        model, counter = make("llama", tokens), FlopCounterMode(display=False)
+        with counter:
+            TASK.summed_loss(model, make_batch()).backward()
+        flops[tokens] = counter.get_total_flops()
+    batch = make_batch()
+    # Untiled recomputation stops before the last product.
+    last = 2 * 2 * batch.input_ids.numel() * 32 * FAMILIES["llama"].config.intermediate_size
+    assert flops[TILE] - flops[0] == last
+
+
+def test_layers_that_multiply_by_the_weights_of_their_mlp_themselves_are_refused() -> None:
+    model = AutoModelForCausalLM.from_config(FAMILIES["opt"].config)
+    with pytest.raises(ConfigError, match=r"^--tile_tokens: the layers of it have no MLP in a module of its own"):
+        check_parts(find_token_parts(find_layers(model)), [], "it")
+
+
+def test_units_inside_an_mlp_are_refused() -> None:
+    parts = find_token_parts(find_layers(make("llama", 0)))
+    check_parts(parts, parts, "it")
+    with pytest.raises(ConfigError, match=r"^--tile_tokens: --wrap Linear would gather weights anew"):
+        check_parts(parts, [parts[0].down_proj], "it")
