@@ -67,7 +67,7 @@ def run_in_tiles(module: Any, hidden: torch.Tensor) -> Any:
         outputs, structure = tree_flatten(module.compute_tile(module, flat))
     elif torch.is_grad_enabled() and (flat.requires_grad or call.trained):
         # A leaf to hang the node on: the hidden states of a first layer may need no gradient.
-        kept = _Kept.apply(flat.new_empty(0).requires_grad_(), flat)
+        kept = _KeptInput.apply(flat.new_empty(0).requires_grad_(), flat)
         outputs = list(_Tiled.apply(call, kept, flat, *call.trained))
         structure = call.structure
     else:
@@ -182,7 +182,7 @@ class _GradientsOfTiles:
         return found
 
 
-class _Kept(torch.autograd.Function):
+class _KeptInput(torch.autograd.Function):
     """A node that keeps the hidden states for `_Tiled`, before that computes anything.
 
     When a checkpointed layer runs again, it stops as soon as the last tensor that it kept is there. That is this one in
