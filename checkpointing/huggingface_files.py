@@ -5,12 +5,14 @@ from __future__ import annotations
 import copy
 import json
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
 from policies.adapters.adapted_model import has_adapter
+from policies.rope_file import write_rope_file
 from policies.sharding import own_class, unwrap
 from run_folder.checkpoint_folder import HUGGINGFACE
 from utils.disk_errors import disk_refusal
@@ -18,8 +20,13 @@ from utils.errors import ConfigError
 from utils.processor_type import Processor
 
 
-def huggingface_files(model: nn.Module, tokenizer: Processor) -> dict[str, bytes]:
+def huggingface_files(
+    model: nn.Module, tokenizer: Processor, rope: Mapping[str, Any] | None = None
+) -> dict[str, bytes]:
     """config.json, generation_config.json, the tokenizer's files and adapter_config.json, by their paths.
+
+    Args:
+        rope: what an adapter's base needs besides its own config.json (`policies.rope_file`).
 
     Raises:
         ConfigError: if the machine's folder for temporary files, where libraries write them first, does not take them.
@@ -28,6 +35,8 @@ def huggingface_files(model: nn.Module, tokenizer: Processor) -> dict[str, bytes
         with tempfile.TemporaryDirectory() as temporary:
             folder = Path(temporary)
             _write(model, tokenizer, folder)
+            if has_adapter(unwrap(model)):
+                write_rope_file(folder, rope or {})
             return {
                 f"{HUGGINGFACE}/{path.name}": path.read_bytes() for path in sorted(folder.iterdir()) if path.is_file()
             }

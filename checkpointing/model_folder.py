@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from transformers.utils import CONFIG_NAME
 
 from checkpointing.gathering import gathered_state_dict
 from policies.adapters.adapted_model import has_adapter, is_own_name
+from policies.rope_file import write_rope_file
 from policies.sharding import own_class, unwrap
 from ranks.collectives import on_rank_zero
 from reporting.card.card_file import copy_card
@@ -32,7 +33,14 @@ def export_folder(run_folder: Path, model: nn.Module) -> Path:
     return run_folder / ("adapter" if has_adapter(unwrap(model)) else "model")
 
 
-def export_model(model: nn.Module, tokenizer: Processor, run_folder: Path, *, dtype: torch.dtype | None = None) -> Path:
+def export_model(
+    model: nn.Module,
+    tokenizer: Processor,
+    run_folder: Path,
+    *,
+    dtype: torch.dtype | None = None,
+    rope: Mapping[str, Any] | None = None,
+) -> Path:
     """Write the weights. Every rank must call this; rank 0 writes.
 
     An earlier folder is replaced only once the new one is complete. Sharded weights are gathered one tensor at a time
@@ -41,6 +49,7 @@ def export_model(model: nn.Module, tokenizer: Processor, run_folder: Path, *, dt
 
     Args:
         dtype: of a model's floating-point weights; None, and for adapters: that of training.
+        rope: what an adapter's base needs besides its own config.json (`policies.rope_file`).
 
     Returns:
         The folder: `adapter/` if the model has adapters, else `model/`.
@@ -54,6 +63,8 @@ def export_model(model: nn.Module, tokenizer: Processor, run_folder: Path, *, dt
 
     def write(temporary: Path) -> None:
         _write(inner, state_dict, tokenizer, temporary, dtype)
+        if has_adapter(inner):
+            write_rope_file(temporary, rope or {})
         copy_card(folder, temporary)
 
     reason = on_rank_zero(lambda: _replace(folder, write))

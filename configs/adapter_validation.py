@@ -1,4 +1,4 @@
-"""Conflicts between settings of what is trained: a quantized or float8 base, frozen layers, adapters."""
+"""Conflicts between settings of what is trained: positions, a quantized base, frozen layers, adapters."""
 
 from configs.names import flag
 from configs.peft import ALL_LINEAR
@@ -21,6 +21,9 @@ def check_what_is_trained(config: RunConfig) -> None:
             "--quantization: quantized weights cannot be trained, so nothing would be trained; "
             "add --use_peft to train an adapter on them, or give --quantization False"
         )
+    for field in ("rope_factor", "rope_original_positions"):
+        if getattr(train, field) is not None and train.rope_scaling is None:
+            raise ConfigError(f"--{field}: no position is scaled without --rope_scaling; add it, or leave this out")
     for field in ("quant_type", "use_double_quant", "compute_dtype", "quant_storage"):
         if not config.was_given(f"quantization_config.{field}"):
             continue

@@ -95,6 +95,9 @@ _NAMES: dict[str, str] = {
         "xformers_attention"
     ),
     "--compile": "torch_compile_backend torch_compile_mode",
+    "--rope_scaling yarn|linear|llama3, with --rope_factor": (
+        "rope_type rope_parameters use_dynamic_ntk yarn longrope rope_scaling_type"
+    ),
     "--enable_fsdp, under torchrun": "device_map",
     # Adapters
     _PEFT: "peft lora use_lora adapter finetuning_type lora_enable train_type tuner_type fine_tune_type",

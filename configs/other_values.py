@@ -57,9 +57,22 @@ OTHER_VALUES: dict[str, dict[str, Mapping[str, str]]] = {
 }
 """By setting and value. An empty value belongs to a flag whose value the file or the user must give."""
 
+_FOLLOWS_ROWS = "its frequencies follow the longest row so far, so a loss would depend on other rows; give yarn"
+_SEARCHED = "its factors are found by a search for each model; yarn needs none"
+
+NOT_HERE: dict[str, dict[str, str]] = {
+    "rope_scaling": {
+        **dict.fromkeys(("dynamic", "ntk"), _FOLLOWS_ROWS),
+        **dict.fromkeys(("longrope", "su"), _SEARCHED),
+    }
+}
+"""Why a value is none here, by setting and value."""
+
 
 def value_hint(setting: str, value: str) -> str:
     """What to write instead of a value of other tools, as a clause; empty if the value is unknown."""
+    if why := NOT_HERE.get(setting, {}).get(value.lower()):
+        return why
     flags = dict(OTHER_VALUES.get(setting, {}).get(value.lower(), {}))
     if not flags:
         return ""

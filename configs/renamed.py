@@ -42,6 +42,8 @@ _NAMES: dict[str, str] = {
     ),
     "tokenizer_name": "tokenizer tokenizer_name_or_path tokenizer_path",
     "compile": "torch_compile use_compile",
+    "rope_factor": "rope_scaling_factor scaling_factor",
+    "rope_original_positions": "original_max_position_embeddings rope_original_max_position_embeddings",
     "low_cpu_fsdp": "low_cpu_mem_usage cpu_ram_efficient_loading fsdp_cpu_ram_efficient_loading",
     "lora_config.r": "lora_r lora_rank rank",
     "lora_config.lora_alpha": "alpha",

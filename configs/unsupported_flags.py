@@ -116,6 +116,9 @@ _MISSING_REASONS: dict[str, str] = {
         "lora_target_parameters peft_layers_to_transform peft_layers_pattern layers_to_transform relora relora_steps "
         "relora_warmup_steps relora_anneal_steps relora_cpu_offload relora_prune_ratio"
     ),
+    "positions are those of config.json; --rope_scaling stretches them": (
+        "rope_theta rope_base rotary_emb_base max_position_embeddings"
+    ),
     # Layout
     _ONE_WAY: (
         "tensor_parallel_size tensor_model_parallel_size pipeline_model_parallel_size expert_parallel_size "

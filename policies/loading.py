@@ -16,6 +16,7 @@ from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 from configs.training import TrainConfig
 from policies.mxfp4 import forget_mxfp4
 from policies.pretrained import build_on_meta
+from policies.rope_scaling import check_is_scaled
 from policies.wrapping import num_known_ids
 from utils.compat import attention_of_capped_scores, caps_scores, has_sinks
 from utils.errors import ConfigError
@@ -157,6 +158,8 @@ def build_model(
     except Exception as error:
         raise explain_failed_load(train, error) from error
     model.name_or_path = model.config._name_or_path = train.model_name
+    if train.rope_scaling is not None:
+        check_is_scaled(model, train.model_name)
     return model
 
 

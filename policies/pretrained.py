@@ -5,6 +5,7 @@ Refusals are the caller's, who knows the flag and the remedy.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from transformers.utils.quantization_config import Mxfp4Config
 
 from policies.generation_values import check_values
 from policies.mxfp4 import is_mxfp4
+from policies.rope_file import override
 from utils.compat import must_be_exact
 from utils.errors import in_one_line
 from utils.wording import plural
@@ -99,8 +101,12 @@ def read_whole(
     *,
     attention: dict[str, Any],
     trust_remote_code: bool = False,
+    rope: Mapping[str, Any] | None = None,
 ) -> tuple[PreTrainedModel, list[str]]:
     """The model with its values on the CPU, read by transformers, which converts what files name or fuse differently.
+
+    Args:
+        rope: values of config.json to put in the place of its own (`policies.rope_file`).
 
     Returns:
         The model, and the tensors in the files that it has no place for.
@@ -112,8 +118,12 @@ def read_whole(
     # Given, or transformers would refuse the model for a generation_config.json that it cannot read.
     more: dict[str, Any] = {"generation_config": GenerationConfig()} if generation_settings(name)[1] else {}
     # Else transformers keeps MXFP4 packed if it has kernels for it.
-    if is_mxfp4(AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code)):
+    config = AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code)
+    if is_mxfp4(config):
         more["quantization_config"] = Mxfp4Config(dequantize=True)
+    if rope:
+        override(config, rope)
+        more["config"] = config
     model, report = auto_model.from_pretrained(
         name,
         dtype=dtype,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, cast
 
 from configs.recipe_file import recipe_for
@@ -26,7 +27,7 @@ from policies.sharding import choose_layout
 from ranks.environment import Environment
 from resolving.batches_and_steps import batch_layout, with_batches
 from resolving.beginning import Beginning
-from resolving.lengths import resolve_lengths
+from resolving.lengths import resolve_lengths, scale_positions
 from resolving.sizes import check_model_sizes
 from tasks.finding import find_task, settings_of_task
 from tasks.task import Task
@@ -53,6 +54,7 @@ class Resolved:
     notes: tuple[str, ...]  # lines to print: which defaults were adapted
     saved_dtype: torch.dtype | None  # of the weights in output_dir/model; None: that of training
     chose_to_compile: bool = False  # --compile auto chose to, if layers pass their trial on every rank
+    rope: Mapping[str, Any] = field(default_factory=dict)  # values of config.json that the base's own does not have
 
     @property
     def context_length(self) -> int:
@@ -84,6 +86,7 @@ class Resolved:
             "gradient_accumulation_steps": self.batches.gradient_accumulation_steps,
             "global_batch_size": self.batches.global_batch_size,
             "lr": self.lr,
+            **({"rope": dict(self.rope)} if self.rope else {}),
             **({} if packed_length is None else {"packed_length": packed_length}),
         }
 
@@ -142,6 +145,7 @@ def resolve(
         is_planned=env.planned_device is not None,
     )
     chose_to_compile = is_open and bool(config.train_config.compile)
+    rope, rope_notes = scale_positions(config.train_config, config.prefix_config, model_config, task.LENGTHS)
     lengths, length_notes = resolve_lengths(config.train_config, config.prefix_config, model_config, task.LENGTHS)
     check_model_sizes(config, model_config, lengths[0], env)
     flash_4, flash_notes = find_flash_attention_4(
@@ -175,11 +179,13 @@ def resolve(
             router_aux_loss_coef=router_coefficient,
         ),
         lengths=lengths,
+        rope=rope,
         notes=(
             *precision_notes,
             *batch_notes,
             *lr_notes,
             *_recipe_notes(config, task),
+            *rope_notes,
             *length_notes,
             *flash_notes,
             *save_notes,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -17,6 +18,34 @@ AFTER_PADDING = (
 def positions_of(text_config: PreTrainedConfig) -> int | None:
     """The most tokens that a model with this config has positions for; None if there is no limit."""
     positions: int | None = getattr(text_config, "max_position_embeddings", None)
-    if positions is not None and text_config.model_type in AFTER_PADDING:
+    if positions is None:
+        return None
+    if text_config.model_type in AFTER_PADDING:
         return positions - (text_config.pad_token_id or 0) - 1
+    return _stretched(positions, rope_sets(text_config).get("", {}))
+
+
+def rope_sets(text_config: PreTrainedConfig) -> dict[str, Mapping[str, Any]]:
+    """The parameters of rotary positions by the kind of layers that they are for.
+
+    One set for all layers is named "". Without rotary positions there is none.
+    """
+    found = getattr(text_config, "rope_parameters", None) or {}
+    nested = {name: own for name, own in found.items() if isinstance(own, Mapping)}
+    # A kind of layers that has no rotary positions has None there.
+    is_single = not nested and any(value is not None for value in found.values())
+    return {"": found} if is_single else nested
+
+
+def _stretched(positions: int, rope: Mapping[str, Any]) -> int:
+    """The positions under a factor that `max_position_embeddings` may not have in it.
+
+    So read vLLM and SGLang it. transformers documents the unscaled number for linear factors; for YaRN people add the
+    factor to a config.json by hand, as Qwen's model cards say, and leave the number.
+    """
+    factor = rope.get("factor") or 1
+    if rope.get("rope_type") == "linear":
+        return int(positions * factor)
+    if rope.get("rope_type") == "yarn":
+        return max(positions, int(rope.get("original_max_position_embeddings", positions) * factor))
     return positions

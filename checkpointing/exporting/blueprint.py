@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from data.processors.processor_loading import has_processor, read_processor
 from data.processors.tokenizer_loading import read_tokenizer
 from policies.mxfp4 import forget_mxfp4
 from policies.pretrained import MissingTensorsError, build_on_meta, read_whole
+from policies.rope_file import override
 from policies.weights.fitting import check_dtypes, describe_left_over, left_over, untie_what_differs
 from policies.weights.stored import SafetensorsTensors, weight_files
 from policies.weights.tensor_names import find_stored, is_stored_as_named, names_in_files
@@ -48,18 +49,22 @@ def describes_no_model(settings: str, error: Exception) -> ConfigError:
     return ConfigError(f"{settings} describes no model ({explain(error)}); give its model with --base")
 
 
-def build_blueprint(settings: str, auto_model: Any, *, num_rows: int | None = None) -> PreTrainedModel:
+def build_blueprint(
+    settings: str, auto_model: Any, *, num_rows: int | None = None, rope: Mapping[str, Any] | None = None
+) -> PreTrainedModel:
     """The model that a config.json describes, its parameters in fp32 on the meta device and its buffers real.
 
     Args:
         settings: a folder or hub name.
         auto_model: the transformers class to build it with.
         num_rows: of the embeddings, if the checkpoint has another number of them.
+        rope: values of config.json to put in the place of its own (`policies.rope_file`).
 
     Raises:
         ConfigError: if there is none that can be built without code that came with it.
     """
     config = read_model_config(settings)
+    override(config, rope or {})
     try:
         model = build_on_meta(auto_model, config, torch.float32, attention=attention_of_capped_scores(config))
     except Exception as error:
@@ -192,15 +197,20 @@ def load_tokenizer(settings: str) -> Processor:
         raise ConfigError(f"no tokenizer can be read from {settings} ({explain(error)}); copy it there") from error
 
 
-def load_pretrained(name: str, auto_model: Any, dtype: torch.dtype | str) -> PreTrainedModel:
+def load_pretrained(
+    name: str, auto_model: Any, dtype: torch.dtype | str, rope: Mapping[str, Any] | None = None
+) -> PreTrainedModel:
     """A model from a Hugging Face folder or the hub, on the CPU.
+
+    Args:
+        rope: as of `build_blueprint`.
 
     Raises:
         ConfigError: if it cannot be loaded whole.
     """
     try:
         attention = attention_of_capped_scores(AutoConfig.from_pretrained(name, trust_remote_code=False))
-        return read_whole(auto_model, name, dtype, attention=attention)[0]
+        return read_whole(auto_model, name, dtype, attention=attention, rope=rope)[0]
     except MissingTensorsError as error:
         raise ConfigError(
             f"the model {name} lacks {error.names[0]} ({plural(len(error.names), 'tensor')}); name another by --base"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import yaml
 from transformers.utils import GENERATION_CONFIG_NAME
@@ -13,6 +14,7 @@ from checkpointing.exporting.stored_tensors import CheckpointTensors, StoredTens
 from checkpointing.marks import foreign_file
 from checkpointing.state_json import check_state
 from policies.adapters.adapted_model import OWN_NAMES
+from policies.rope_file import read_rope_file
 from policies.weights.stored import SafetensorsTensors, weight_files
 from run_folder.checkpoint_folder import (
     COMPLETE,
@@ -47,6 +49,15 @@ class ModelSource:
     @property
     def is_adapter(self) -> bool:
         return self.adapter_config is not None
+
+    @property
+    def rope(self) -> dict[str, Any]:
+        """The values of config.json that an adapter was trained with and its base does not have.
+
+        Raises:
+            ConfigError: if the file that says them cannot be read.
+        """
+        return read_rope_file(self.adapter_config) if self.adapter_config else {}
 
     @property
     def tokenizer(self) -> str:

@@ -32,6 +32,7 @@ from checkpointing.exporting.model_source import ModelSource
 from checkpointing.exporting.safetensors_file import MAX_FILE_SIZE
 from checkpointing.exporting.stored_tensors import StoredTensors
 from policies.pretrained import generation_settings
+from policies.rope_file import write_rope_file
 from policies.weights.stored import Entry
 from policies.weights.tensor_names import find_stored, is_stored_as_named, names_in_files
 from utils.compat import must_be_exact
@@ -95,7 +96,7 @@ def _plan_full(source: ModelSource, auto_model: Any, dtype: torch.dtype | None) 
 
 def _plan_merged(source: ModelSource, auto_model: Any, dtype: torch.dtype | None) -> ExportPlan:
     base = open_base(str(source.base))
-    model, config = build_blueprint(str(source.base), auto_model), load_adapter_config(source)
+    model, config = build_blueprint(str(source.base), auto_model, rope=source.rope), load_adapter_config(source)
     if config.peft_type != "LORA":
         kind = peft.PeftType(config.peft_type).value
         raise ConfigError(f"--merge: {source.path} is an adapter of the kind {kind}; only LoRA is merged")
@@ -129,7 +130,7 @@ def _plan_merged_whole(
     note: str,
 ) -> ExportPlan:
     """For families whose files differ from the model, and adapters that are more than LoRA on layers."""
-    adapted, _ = put_adapter(load_pretrained(str(source.base), auto_model, torch.float32), source, config)
+    adapted, _ = put_adapter(load_pretrained(str(source.base), auto_model, torch.float32, source.rope), source, config)
     model: Any = adapted.get_base_model()
     notes = [note]
     # peft merges in place, which would change a tied weight under all of its names.
@@ -188,13 +189,14 @@ def _plan_model(
 def _plan_adapter(source: ModelSource, auto_model: Any, dtype: torch.dtype | None) -> ExportPlan:
     """A folder as peft writes it. Of the base, only config.json is read."""
     config = load_adapter_config(source)
-    _, tensors = put_adapter(build_blueprint(source.settings, auto_model), source, config)
+    _, tensors = put_adapter(build_blueprint(source.settings, auto_model, rope=source.rope), source, config)
     stored = {name: Entry(tuple(tensor.shape), tensor.dtype) for name, tensor in tensors.items()}
     entries = _cast_entries(stored, dtype)
     config.base_model_name_or_path = source.base or config.base_model_name_or_path
 
     def save_config(folder: Path) -> None:
         config.save_pretrained(str(folder))
+        write_rope_file(folder, source.rope)
         if source.generation != source.base:
             _copy_generation_config(source, folder)
 

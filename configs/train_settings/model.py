@@ -36,6 +36,25 @@ class ModelSettings:
         False, "train although the files hold weights that the model has no place for, such as those of more layers"
     )
     trust_remote_code: bool = setting(False, "allow Python code that comes with the model to run")
+    rope_scaling: Literal["yarn", "linear", "llama3"] | None = setting(
+        None,
+        "stretch the model's rotary positions, so that rows may be longer than it was made for: of long wavelengths "
+        "alone (yarn, llama3), or all alike (linear); config.json of model/ says so, too",
+        default_text="as its config.json says",
+    )
+    rope_factor: float | None = setting(
+        None,
+        "how many times its own positions the model gets (rope_scaling)",
+        exclusive_minimum=1,
+        default_text="the smallest whole number that --context_length needs",
+    )
+    rope_original_positions: int | None = setting(
+        None,
+        "positions that the model was made with, if config.json says more, as of Qwen3 (rope_scaling yarn or llama3)",
+        unit="tokens",
+        minimum=1,
+        default_text="those of its config.json",
+    )
     use_fast_kernels: bool | None = setting(
         None,
         "require fused attention kernels; False: give packed rows a dense mask instead of variable-length flash "

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from configs.peft import PrefixConfig
 from configs.training import TrainConfig
+from policies.rope_file import read_rope_file
 from utils.errors import ConfigError
 from utils.small_files import read_json
 
@@ -27,6 +29,11 @@ def find_saved_adapter(path: str) -> Path:
             "load the adapter with peft and save it again with save_pretrained"
         )
     return folder
+
+
+def saved_rope(path: str) -> dict[str, Any]:
+    """The values of config.json that the adapter in --from_peft_checkpoint was trained with; none if its base's own."""
+    return read_rope_file(Path(path).expanduser())
 
 
 def num_virtual_tokens(train: TrainConfig, prefix: PrefixConfig) -> int:

@@ -62,7 +62,12 @@ def model_card(
     text = [
         _about(notes, base, is_adapter=is_adapter, step=step),
         "## Use",
-        _loading(kind, is_adapter=is_adapter, is_chat=by_chat_template(notes)),
+        _loading(
+            kind,
+            is_adapter=is_adapter,
+            is_chat=by_chat_template(notes),
+            rope=section(notes, "resolved", "rope") if is_adapter else {},
+        ),
     ]
     if settings := settings_of(notes):
         rows = [f"| {name} | {in_markdown(value)} |" for name, value in settings.items()]
@@ -103,12 +108,23 @@ def _about(notes: Notes, base: str | None, *, is_adapter: bool, step: int | None
     return " ".join(lines)
 
 
-def _loading(kind: _Loading, *, is_adapter: bool, is_chat: bool) -> str:
+def _loading(kind: _Loading, *, is_adapter: bool, is_chat: bool, rope: Notes) -> str:
+    """How to load the folder, in Python.
+
+    Args:
+        rope: values of config.json that the adapter's base needs in the place of its own.
+    """
     processor = "AutoProcessor" if kind.pipeline == "image-text-to-text" else "AutoTokenizer"
     name = "processor" if processor == "AutoProcessor" else "tokenizer"
     if not is_adapter:
         imports = [f"from transformers import {kind.auto_class}, {processor}"]
         model = [f"model = {kind.auto_class}.from_pretrained(folder)"]
+    elif rope:
+        imports = [
+            "from peft import PeftConfig, PeftModel",
+            f"from transformers import AutoConfig, {kind.auto_class}, {processor}",
+        ]
+        model = _base_with(rope, kind)
     elif kind.pipeline == "image-text-to-text":
         imports = ["from peft import PeftConfig, PeftModel", f"from transformers import {kind.auto_class}, {processor}"]
         base = f"{kind.auto_class}.from_pretrained(PeftConfig.from_pretrained(folder).base_model_name_or_path)"
@@ -135,6 +151,19 @@ def _loading(kind: _Loading, *, is_adapter: bool, is_chat: bool) -> str:
             "print(tokenizer.decode(answer, skip_special_tokens=True))",
         ]
     return "```python\n" + "\n".join(lines) + "\n```"
+
+
+def _base_with(rope: Notes, kind: _Loading) -> list[str]:
+    """Lines that load an adapter on a base with other values of config.json."""
+    parts = [name for name, value in rope.items() if name != "rope_parameters" and isinstance(value, dict)]
+    place, values = (f"config.{parts[0]}", rope[parts[0]]) if parts else ("config", dict(rope))
+    return [
+        "name = PeftConfig.from_pretrained(folder).base_model_name_or_path",
+        "config = AutoConfig.from_pretrained(name)",
+        f"{place}.update({values!r})  # the positions that it was trained with",
+        f"base = {kind.auto_class}.from_pretrained(name, config=config)",
+        "model = PeftModel.from_pretrained(base, folder)",
+    ]
 
 
 def _best(evals: Sequence[Event]) -> str:

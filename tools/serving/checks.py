@@ -37,6 +37,8 @@ def check_gguf(folder: ServedFolder) -> list[str]:
             f"llama-cli -m {name}.gguf",
         ]
     _check_lora("gguf", version, folder)
+    if folder.rope:
+        raise _refused("gguf", version, "its base's GGUF would have other positions than the adapter's", _MERGE)
     for setting, why in (
         ("use_rslora", "it scales by alpha / r, and rsLoRA by alpha / sqrt(r)"),
         ("alpha_pattern", "it knows one alpha for all layers"),
@@ -76,7 +78,8 @@ def check_vllm(folder: ServedFolder) -> list[str]:
                 "vllm", version, f"it takes ranks up to {vllm_source.MAX_LORA_RANKS[-1]}, not {rank}", _MERGE
             )
         lora = f"--enable-lora --max-lora-rank {allowed} --lora-modules {name}={path}"
-        serve = f"vllm serve {shlex.quote(folder.base)} {lora}"
+        rope = f" --hf-overrides {shlex.quote(json.dumps(folder.rope))}" if folder.rope else ""
+        serve = f"vllm serve {shlex.quote(folder.base)} {lora}{rope}"
     asked = json.dumps({"model": name, "messages": [{"role": "user", "content": "Hello!"}]})
     header = "Content-Type: application/json"
     return [serve, f"curl http://localhost:8000/v1/chat/completions -H '{header}' -d {shlex.quote(asked)}"]

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from checkpointing.exporting.blueprint import read_model_config
+from policies.rope_file import read_rope_file
 from policies.weights.stored import SafetensorsTensors
 from run_folder.entries import CHECKPOINTS, RUN_ENTRIES
 from run_folder.run_yaml import NAME as RUN_YAML
@@ -40,6 +41,15 @@ class ServedFolder:
     def base(self) -> str:
         """Folder or hub name of the adapter's base model."""
         return str(self.adapter.get("base_model_name_or_path") or "")
+
+    @cached_property
+    def rope(self) -> dict[str, Any]:
+        """The values of config.json that an adapter was trained with and its base does not have.
+
+        Raises:
+            ConfigError: if the file that says them cannot be read.
+        """
+        return read_rope_file(self.path) if self.is_adapter else {}
 
     @cached_property
     def architecture(self) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tools.translate import steps, values
+from tools.translate import rope, steps, values
 from tools.translate.axolotl_data import datasets, pretraining, test_datasets
 from tools.translate.layouts import copies, shards
 from tools.translate.source import Tree
@@ -155,6 +155,8 @@ AXOLOTL = Tool(
         "dp_replicate_size": copies,
         "activation_offloading": _offloads_activations,
         "float16": fp16,
+        "overrides_of_model_config.rope_scaling": rope.group,
+        "overrides_of_model_config.rope_parameters": rope.group,
         "fp8": values.if_on("float8", "tensorwise"),
         "streaming": values.for_datasets("streaming"),
         "torch_compile_mode": values.needless("PyTorch's default mode compiles"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tools.translate import values
+from tools.translate import rope, values
 from tools.translate.data import is_hub_name, local_path, shown
 from tools.translate.source import Tree
 from tools.translate.trainer import TRAINER_RULES, add_trainer_defaults, bf16
@@ -214,6 +214,7 @@ LLAMA_FACTORY = Tool(
         "upcast_layernorm": values.needless("weights that are trained are in fp32 unless --pure_bf16 is given"),
         "predict_with_generate": values.if_on("eval_generate", "True"),
         "do_predict": values.needless("python -m tools.generate answers prompts after a run"),
+        "rope_scaling": rope.kind,
         "fp8": values.if_on("float8", "tensorwise"),
         "ray_num_workers": values.needless("torchrun's --nproc_per_node says it, before finetuning.py"),
     },
