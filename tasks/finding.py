@@ -11,6 +11,7 @@ from tasks.causal_lm import CausalLM
 from tasks.image_text import ImageText
 from tasks.seq2seq_lm import Seq2SeqLM
 from tasks.task import Task
+from utils.compat import list_text_model
 from utils.errors import ConfigError
 
 TASKS: tuple[Task, ...] = (
@@ -31,6 +32,7 @@ def find_task(model_config: PreTrainedConfig, asked: str | None = None) -> Task:
     Raises:
         ConfigError: if there is no such task, or the model cannot be of it.
     """
+    list_text_model(model_config)
     if asked is None:
         # If none fits, CausalLM's check_config refuses the model and says why.
         return next((task for task in TASKS if task.fits(model_config)), CausalLM())

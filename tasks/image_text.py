@@ -73,8 +73,11 @@ class ImageText(Task[ImageTextMicroBatch]):
     LENGTHS: ClassVar = {"context_length": DEFAULT_CONTEXT_LENGTH}
 
     def fits(self, model_config: PreTrainedConfig) -> bool:
-        """Whether transformers has a model of images and text of this type."""
-        return type(model_config) in self.AUTO_MODEL._model_mapping
+        """Whether transformers has a model of images and text of this type, which is made of parts.
+
+        It lists the text model of Mistral Small 4, too (`utils.compat.list_text_model`).
+        """
+        return type(model_config) in self.AUTO_MODEL._model_mapping and bool(model_config.sub_configs)
 
     def check_config(self, model_config: PreTrainedConfig, model_name: str) -> None:
         """Check that config.json has a vision encoder, and the token of an image, which old ones of BLIP-2 lack.

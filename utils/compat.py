@@ -140,6 +140,23 @@ def caps_scores(model_config: PreTrainedConfig) -> bool:
     return getattr(model_config.get_text_config(), "attn_logit_softcapping", None) is not None
 
 
+def list_text_model(model_config: PreTrainedConfig) -> None:
+    """Let `AutoModelForCausalLM` know the class of this model, if transformers lists it among models of image and text.
+
+    So it does with the text model of Mistral Small 4 (5.17 to 5.23). Its config has no parts, as theirs have. Ends when
+    transformers lists it among causal models.
+    """
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+
+    kind = type(model_config)
+    listed = AutoModelForImageTextToText._model_mapping
+    if kind.sub_configs or kind not in listed or kind in AutoModelForCausalLM._model_mapping:
+        return
+    model_class: Any = listed[kind]
+    if model_class.__name__.endswith("ForCausalLM"):
+        AutoModelForCausalLM.register(kind, model_class, exist_ok=True)  # else its own configs are passed over
+
+
 def must_be_exact(model: nn.Module, name: str) -> bool:
     """Whether this family's tensor of that name stays in fp32, rather than in half precision.
 

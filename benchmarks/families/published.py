@@ -8,10 +8,11 @@ from typing import Any
 
 import torch
 import yaml
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from benchmarks.families.random_weights import set_weights
 from tools.make_tiny_model import DEFAULT_DATA, make_tokenizer, read_texts
+from utils.compat import list_text_model
 
 FILE = Path(__file__).with_name("published.yaml")
 VOCAB = 600
@@ -60,9 +61,8 @@ def save_tiny(published: PublishedModel, folder: Path) -> None:
     """Save the tiny model and a tokenizer."""
     tokenizer = make_tokenizer(read_texts(DEFAULT_DATA), VOCAB)
     config = published.tiny_config(len(tokenizer))
-    # transformers counts the text model of Mistral Small 4 among models of image and text.
-    kinds = (AutoModelForCausalLM, AutoModelForImageTextToText)
-    model = next(kind for kind in kinds if type(config) in kind._model_mapping).from_config(config, dtype=torch.float32)
+    list_text_model(config)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     set_weights(model)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)

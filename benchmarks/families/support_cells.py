@@ -17,7 +17,7 @@ import numpy as np
 import peft
 import torch
 from safetensors import safe_open
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from benchmarks.families import documents
 from benchmarks.families.measured_losses import TOLERANCE, own_losses
@@ -26,6 +26,7 @@ from benchmarks.runs.forked_commands import Ended, run_command, run_forked, wait
 from benchmarks.runs.measurements import read_events, train_events
 from data.sequences.tokenized import TokenSequence
 from data.tokens.labels import IGNORE_INDEX
+from utils.compat import list_text_model
 
 NUM_STEPS, RESUMED_AFTER, BATCH = 3, 2, 4
 LIMIT_SECONDS = 400  # layers of several kinds take a while to compile
@@ -245,6 +246,7 @@ def _in_fork(function: Callable[[], Any], folder: Path) -> Any:
 
 def _own_loss(model_folder: Path, adapter: Path | None = None) -> float:
     torch.set_num_threads(1)
+    list_text_model(AutoConfig.from_pretrained(model_folder))
     both: Any = AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.float32, output_loading_info=True)
     model, report = both
     if any(report.values()):

@@ -87,7 +87,7 @@ def _left_out_notes(model: PreTrainedModel, lora: LoraConfig) -> list[str]:
     if uncalled:
         names = ", ".join(sorted(set(map(last_part, uncalled))))
         notes.append(
-            f"{start} {len(uncalled)} of {total} linear layers, those called {names}, since Mamba layers pass their "
-            "weights to a kernel, past an adapter"
+            f"{start} {len(uncalled)} of {total} linear layers, those called {names}, since other modules "
+            "multiply their weights (a Mamba layer's kernel, a router in fp32), past an adapter"
         )
     return notes

@@ -25,7 +25,7 @@ from policies.adapters.peft_names import (
 )
 from policies.experts.finding import ExpertWeight
 from policies.parts import has_vision, language_part
-from policies.state_space import passed_to_kernels
+from policies.uncalled_layers import uncalled_layers
 from utils.errors import ConfigError
 
 LINEAR = (nn.Linear, Conv1D)  # told by class, since a quantized layer's weight has another shape
@@ -136,14 +136,14 @@ class AllLinear(NamedTuple):
     taken: list[str]
     of_experts: list[str]  # left out under DoRA: peft would adapt the experts instead (`names_of_experts`)
     renamed: list[str]  # left out: peft would not find them when it loads the adapter (`renamed_by_peft`)
-    uncalled: list[str]  # left out: their adapter would not be trained (`passed_to_kernels`)
+    uncalled: list[str]  # left out: their adapter would not be trained (`uncalled_layers`)
 
 
 def find_all_linear(model: PreTrainedModel, lora: LoraConfig) -> AllLinear:
     """The linear layers that all-linear means, and those that it leaves out."""
     head, modules = model.get_output_embeddings(), language_modules(model)
     linears = [name for name, module in modules.items() if _takes_lora(module, LINEAR) and module is not head]
-    passed_on = passed_to_kernels(model)
+    passed_on = uncalled_layers(model)
     uncalled = [name for name in linears if name in passed_on]
     linears = [name for name in linears if name not in passed_on]
     names = names_of_experts(model, linears) if lora.use_dora else set()

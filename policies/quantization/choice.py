@@ -22,7 +22,7 @@ from policies.quantization.packing import BLOCK, MXFP4, PackedWeight, Quantizati
 from policies.quantization.quantized_experts import PackedExperts, pack_experts
 from policies.quantization.quantized_linear import QuantizedLinear
 from policies.sharding import Layout
-from policies.state_space import passed_to_kernels
+from policies.uncalled_layers import uncalled_layers
 from ranks.collectives import gather_to_all
 from utils.compat import SHARDS_INTEGERS
 from utils.errors import ConfigError, in_one_line
@@ -143,6 +143,7 @@ def quantize_weights(model: PreTrainedModel, quantization: Quantization) -> str:
         raise ConfigError(
             f"--quantization: {type(model).__name__} has no torch.nn.Linear layers to quantize; leave it out"
         )
+    _refuse_shared(model, linears)
     for name, module in linears:
         model.set_submodule(name, QuantizedLinear(module, quantization))
     for of_layer in experts:
@@ -158,20 +159,31 @@ def quantize_weights(model: PreTrainedModel, quantization: Quantization) -> str:
     )
 
 
+def _refuse_shared(model: nn.Module, linears: Sequence[tuple[str, nn.Linear]]) -> None:
+    """Each layer has statistics of its own, which a loader fills in with the weight: Zamba2's blocks share theirs."""
+    holders: dict[torch.Tensor, str] = {}
+    for name, module in linears:
+        if (first := holders.setdefault(module.weight, name)) != name:
+            raise ConfigError(
+                f"--quantization: in {type(model).__name__} several layers share a weight ({first} and {name}), and "
+                "packed weights cannot be shared; leave it out"
+            )
+
+
 def linears_of_layers(
     model: PreTrainedModel, *, without: Sequence[nn.Module] = ()
 ) -> tuple[list[tuple[str, nn.Linear]], str]:
     """The linear layers that may be stored or computed in fewer bits, by name, and a list of the rest in words.
 
-    The output head, layers that transformers keeps in fp32 (`quantize_weights` says why), and layers whose weights a
-    Mamba layer passes to its kernel are left out. In a model of image and text only the language model counts. Experts
+    The output head, layers that transformers keeps in fp32 (`quantize_weights` says why), and layers whose weights
+    another module multiplies are left out. In a model of image and text only the language model counts. Experts
     that share one tensor are no linear layers, and often nearly all of the model.
 
     Args:
         without: modules of experts that the list need not name.
     """
     head, parts = model.get_output_embeddings(), _parts(model)
-    inside, uncalled = {id(module) for part in parts for module in part.modules()}, passed_to_kernels(model)
+    inside, uncalled = {id(module) for part in parts for module in part.modules()}, uncalled_layers(model)
     kept = _kept_in_fp32(parts)
     found = [
         (name, module)
@@ -201,7 +213,8 @@ def _parts(model: PreTrainedModel) -> Sequence[nn.Module]:
 
 
 def _kept_in_fp32(parts: Sequence[nn.Module]) -> set[str]:
-    return {name for part in parts for name in getattr(part, "_keep_in_fp32_modules", None) or ()}
+    names = (name for part in parts for name in getattr(part, "_keep_in_fp32_modules", None) or ())
+    return {name.removesuffix(".weight") for name in names}  # LongCat names its routers' weights
 
 
 def _is_linear(module: nn.Module) -> TypeGuard[nn.Linear]:

@@ -44,6 +44,17 @@ def test_settings_of_another_task_are_refused(family: str, flags: str, parts: li
     assert all(part in str(error.value) for part in parts), error.value
 
 
+def test_the_text_model_of_mistral_small_4_is_one_of_text() -> None:
+    """transformers lists it among models of image and text alone."""
+    config = AutoConfig.for_model("mistral4")
+    task = find_task(config)
+    assert task.NAME == "causal_lm"
+    assert task.AUTO_MODEL._model_mapping[type(config)].__name__ == "Mistral4ForCausalLM"
+    with pytest.raises(ConfigError, match="no AutoModelForImageTextToText of mistral4 models; give --task causal_lm"):
+        find_task(config, "image_text")
+    assert find_task(AutoConfig.for_model("fuyu")).NAME == "image_text"
+
+
 def test_the_task_is_found_from_the_config_and_may_be_asked_for() -> None:
     """transformers' mapping of causal models names BART, too."""
     bart, llama = make_config("bart"), AutoConfig.for_model("llama")

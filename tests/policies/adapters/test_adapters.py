@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from peft.tuners.lora import LoraLayer
 from torch import nn
 from transformers import AutoModelForCausalLM
 
+from benchmarks.families.published import read_published
 from configs.peft import LoraConfig
 from policies.activations.checkpointing import Checkpointing, checkpointing_mode
 from policies.adapters.dora import set_magnitudes
@@ -135,6 +137,17 @@ def test_all_linear_leaves_out_layers_whose_weights_a_mamba_layer_passes_to_a_ke
     layers = {path for path, module in adapted.named_modules() if isinstance(module, LoraLayer)}
     assert {path.removeprefix("base_model.model.") for path in layers} == linear - left_out
     assert all(p.grad is not None for p in adapted.parameters() if p.requires_grad)
+
+
+def test_all_linear_leaves_out_a_router_that_multiplies_its_weights_itself() -> None:
+    """And says how many weights of experts have no adapter."""
+    with torch.device("meta"):
+        longcat = AutoModelForCausalLM.from_config(read_published()["longcat_flash"].tiny_config(64))
+    of_router, of_experts = notes_on(longcat, config_of("--lora_config.target_modules", "all-linear"))
+    assert "those called classifier, since other modules multiply their weights" in of_router
+    assert re.search(r"leaves out experts with \d+\.\d million weights, \S+experts\.gate_up_proj", of_experts)
+    found = choose_targets(longcat, LoraConfig(target_modules=("all-linear",))).modules
+    assert not any(name.endswith("classifier") for name in found)
 
 
 EXPERTS = {"num_experts_per_tok": 1, "moe_intermediate_size": 16}

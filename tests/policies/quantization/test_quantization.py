@@ -20,6 +20,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import (
+    AutoModelForCausalLM,
     FalconConfig,
     FalconForCausalLM,
     JambaConfig,
@@ -30,6 +31,7 @@ from transformers import (
 )
 from transformers.models.llama4.modeling_llama4 import Llama4Router
 
+from benchmarks.families.published import read_published
 from configs.flags import parse_flags
 from planning.machines.hardware import parse_hardware
 from planning.machines.planned_environment import planned_environment
@@ -401,3 +403,16 @@ def test_compiled_and_unpacked_by_our_own_kernel_the_weight_is_not_kept_unpacked
     outputs = compiled(inputs)
     torch.testing.assert_close(torch.autograd.grad(outputs, inputs, probe)[0], expected)
     assert all(tensor.numel() < 64 * 96 for tensor in returned[1:])
+
+
+def test_layers_that_share_a_weight_are_refused_and_routers_that_multiply_theirs_are_left_out() -> None:
+    models, settings = read_published(), Quantization(4, "nf4", False, FP32, torch.uint8)
+    with torch.device("meta"):
+        zamba, longcat = (
+            AutoModelForCausalLM.from_config(models[name].tiny_config(64)) for name in ("zamba2", "longcat_flash")
+        )
+    with pytest.raises(ConfigError, match=r"--quantization: in Zamba2ForCausalLM several layers share a weight \("):
+        quantize_weights(zamba, settings)
+    assert "all linear layers but the output head and classifier" in quantize_weights(longcat, settings)
+    assert type(longcat.model.layers[0].mlp.router.classifier) is torch.nn.Linear
+    assert isinstance(longcat.model.layers[0].mlps[0].up_proj, QuantizedLinear)
