@@ -25,7 +25,7 @@ from policies.quantization.float8 import Float8, compute_in_float8, store_in_flo
 from policies.quantization.packing import Quantization
 from policies.routing.routers import Router, find_routers
 from policies.sharding import Layout, replicate, shard
-from policies.tiling.finding import check_parts, find_token_parts
+from policies.tiling.finding import check_parts, find_norms, find_token_parts
 from policies.tiling.tiles import Tiles, tile_parts
 from policies.weights.materialise import Weights, materialise
 from policies.wrapping import find_layers, find_outer_norms, find_units
@@ -127,7 +127,7 @@ def adapt_model(
         notes = (compute_in_float8(base, policies.float8),)
     # Tiles, inside activation checkpointing: it recomputes a layer while sharded weights are whole.
     if train.tile_tokens:
-        tile_parts(parts, Tiles(train.tile_tokens))
+        tile_parts([*parts, *find_norms(layers)], Tiles(train.tile_tokens))
     # 4. activation checkpointing, inside each layer's forward: compiled code and the hooks of sharding go around it
     apply_activation_checkpointing(base, checkpointing)
     # 5. compile, inside the hooks that sharding adds

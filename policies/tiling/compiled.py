@@ -25,6 +25,8 @@ def compile_around_tiles(layer: Any, tiled: Sequence[nn.Module], compile_functio
     call = torch.compiler.disable(run_in_tiles)
     for part in tiled:
         module: Any = part
+        if not list(module.children()):
+            continue  # a norm, which is compiled with what surrounds it
         module.compute_tile = compile_function(module.compute_tile)
         module.forward = MethodType(call, module)
     if "forward" in vars(layer):

@@ -26,6 +26,13 @@ def find_token_parts(layers: Sequence[nn.Module]) -> list[nn.Module]:
     return list(found.values())
 
 
+def find_norms(layers: Sequence[nn.Module]) -> list[nn.Module]:
+    """The layers' own norms of several operators, whose inner values are fp32 copies of the hidden states."""
+    own = [child for layer in layers for child in _children(layer)]
+    norms = [norm for norm in own if type(norm).__name__.endswith("Norm") and not list(norm.children())]
+    return [norm for norm in norms if not type(norm).__module__.startswith("torch.") and _takes_states_alone(norm)]
+
+
 def check_parts(parts: Sequence[nn.Module], units: Sequence[nn.Module], model_name: str) -> None:
     """Refuse tiles if there is nothing to tile, or if it would be gathered anew for each tile.
 
@@ -62,6 +69,10 @@ def _is_of_tokens(module: nn.Module) -> bool:
     """Whether it has matrices in modules of its own, and takes hidden states and nothing else."""
     if not list(module.children()) or not any(parameter.dim() > 1 for parameter in module.parameters()):
         return False
+    is_mixing = any(isinstance(inner, MIXES_TOKENS) for inner in module.modules())
+    return _takes_states_alone(module) and not is_mixing
+
+
+def _takes_states_alone(module: nn.Module) -> bool:
     takes = [p.kind for p in inspect.signature(type(module).forward).parameters.values()][1:]
-    is_alone = takes == [inspect.Parameter.POSITIONAL_OR_KEYWORD]
-    return is_alone and not any(isinstance(inner, MIXES_TOKENS) for inner in module.modules())
+    return takes == [inspect.Parameter.POSITIONAL_OR_KEYWORD]

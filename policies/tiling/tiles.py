@@ -39,7 +39,7 @@ class Tiles:
 
 
 def tile_parts(parts: Sequence[nn.Module], tiles: Tiles) -> None:
-    """Let these modules run in tiles (`policies.tiling.finding.find_token_parts`). Their forwards are replaced."""
+    """Let these modules run in tiles (`policies.tiling.finding`). Their forwards are replaced."""
     for part in parts:
         module: Any = part
         module.tiles = tiles
@@ -61,6 +61,9 @@ def run_in_tiles(module: Any, hidden: torch.Tensor) -> Any:
 
     A batch of one tile at most runs as it is, and keeps what it would without tiles.
     """
+    # Code that is compiled around a norm holds none of its inner values, so it is not cut there.
+    if torch.compiler.is_compiling():
+        return module.compute_tile(module, hidden)
     flat = hidden.reshape(1, -1, hidden.shape[-1])
     call = _TiledCall(module, flat.shape[1])
     if call.num_tiles <= 1:
@@ -117,8 +120,9 @@ class _TiledCall:
 
     def of_tile(self, tile: torch.Tensor, tokens: slice) -> list[Any]:
         """The module's outputs for one tile, [1, tokens, hidden]."""
-        # Hooks of the layer, which checkpoint or offload what it keeps, are to see nothing of a tile.
-        with of_tokens(self._routers, tokens), saved_tensors_hooks(_as_it_is, _as_it_is):
+        # Hooks of the layer, which checkpoint or offload what it keeps, are to see nothing of a tile. detach, since a
+        # graph that held the tensor as it is would wait for Python's garbage collector.
+        with of_tokens(self._routers, tokens), saved_tensors_hooks(torch.Tensor.detach, _as_it_is):
             # A view, since hooks on the inputs of modules (torch's flop counter has some) take no leaves in backward.
             outputs, self.structure = tree_flatten(self._module.compute_tile(self._module, tile.view_as(tile)))
         return outputs

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 
 import peft
@@ -13,6 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModelForCausalLM
 
 from data.batches.counts import BatchCounts
+from planning.memory.live_bytes import LiveBytes
 from policies.activations.checkpointing import MODES, Checkpointing, apply_activation_checkpointing
 from policies.adapters.lora_layers import use_lean_forward
 from policies.compilation.layers import compile_layers
@@ -21,7 +23,7 @@ from policies.quantization.choice import quantize_weights
 from policies.quantization.packing import Quantization
 from policies.routing.expert_loads import Routing
 from policies.routing.routers import find_routers
-from policies.tiling.finding import check_parts, find_token_parts
+from policies.tiling.finding import check_parts, find_norms, find_token_parts
 from policies.tiling.tiles import Tiles, tile_parts
 from policies.wrapping import find_layers
 from tasks.causal_lm import CausalLM
@@ -41,7 +43,7 @@ def tiled(model: Any, tokens: int, mode: str = "full") -> Any:
     if tokens:
         parts = find_token_parts(layers)
         assert len(parts) >= len(layers)
-        tile_parts(parts, Tiles(tokens))
+        tile_parts([*parts, *find_norms(layers)], Tiles(tokens))
     apply_activation_checkpointing(model, Checkpointing(mode))
     return model
 
@@ -167,7 +169,7 @@ def one_rank(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("one_rank")
-@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", ["qwen3_moe", "gpt_oss"])
 def test_routers_count_each_token_once_and_their_loss_has_the_same_gradients(name: str, compiled: bool) -> None:
     found, shares, loads = [], [], []
@@ -228,6 +230,31 @@ def test_a_recomputed_layer_computes_its_tiles_twice_and_not_three_times() -> No
     # Untiled recomputation stops before the last product.
     last = 2 * 2 * batch.input_ids.numel() * 32 * FAMILIES["llama"].config.intermediate_size
     assert flops[TILE] - flops[0] == last
+
+
+def test_what_a_tile_held_is_given_back_with_it_and_not_when_python_collects_garbage() -> None:
+    peaks, gc_was_enabled = [], gc.isenabled()
+    gc.disable()
+    try:
+        for tokens in (0, TILE):
+            layer = make("llama", tokens, "off").model.layers[0]
+            states = [torch.randn(1, 20 * TILE, 32, requires_grad=True)]
+            live = LiveBytes([*states, *layer.parameters()])
+            with live:
+                for part in (layer.input_layernorm, layer.mlp):
+                    states.append(part(states[-1]))
+                kept = live.live
+                states[-1].sum().backward()
+            peaks.append((kept, live.window.peak))
+    finally:
+        if gc_was_enabled:
+            gc.enable()
+    of_states = states[0].nbytes
+    assert peaks[1][0] == 2 * of_states, "the outputs of both, which are the input of the second"
+    assert peaks[1][1] < peaks[0][0], "all of it"
+    # Beside outputs and their gradients there are one tile's inner values, and the weights' gradients.
+    of_tile = peaks[0][0] // 20
+    assert peaks[1][1] < 5 * of_states + 2 * of_tile + 2 * sum(p.nbytes for p in layer.mlp.parameters())
 
 
 def test_layers_that_multiply_by_the_weights_of_their_mlp_themselves_are_refused() -> None:
