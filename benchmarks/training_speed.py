@@ -137,13 +137,14 @@ for name, flags, documents in (("", [], "get_rows"), ("-packed", [], "get_docume
 # One long row: what layers hold at a time, whole and in tiles; kept on the device, and in host memory.
 LONG_QLORA = [*ON_ALL, *R16, "--quantization", "4bit", "--compile", "--activation_checkpointing", "full"]
 for length, (tiles, flags), (kept, more) in product(
-    (65536, 131072),
+    (32768, 65536, 131072),
     {"": [], "-tiles": ["--tile_tokens", "8192"]}.items(),
-    {"": [], "-offloaded": ["--activation_offloading"]}.items(),
+    {"": [], "-offloaded": ["--activation_offloading"], "-auto": ["--activation_offloading", "auto"]}.items(),
 ):
     ROWS[f"llama8b-long-{length}{tiles}{kept}"] = Workload("llama8b-long", 1, length, [*LONG_QLORA, *flags, *more])
 SUITES = {
     "long": [name for name in ROWS if "-long-" in name],
+    "offloading": [f"llama8b-long-{length}{kept}" for length in (32768, 65536) for kept in ("", "-offloaded")],
     "sinks": ["gpt-oss-lora-packed", "gpt-oss-lora", "gpt-oss-lora-eager"],
     "today": [*TODAY, "gpt-oss-lora-packed"],
     "packed": ["tinyllama-packed", "tinyllama-packed-dense", "tinyllama-full-compiled"],

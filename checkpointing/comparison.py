@@ -26,7 +26,8 @@ LAYOUT = _dotted(
     {
         "train_config": (
             *("use_fast_kernels", "compile", "activation_checkpointing", "loss_chunk_size", "enable_fsdp"),
-            *("spare_layers", "activation_offloading", "tile_tokens", "one_gpu", "pad_to_multiple_of"),
+            *("spare_layers", "activation_offloading", "num_offloaded_layers", "tile_tokens", "one_gpu"),
+            "pad_to_multiple_of",
             # how the global batch is cut; its size stays
             *("batch_size_training", "gradient_accumulation_steps", "global_batch_size"),
         ),

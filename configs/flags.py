@@ -37,6 +37,7 @@ ONLY_WITH = {
     ),
     "gradient_clipping": ("gradient_clipping_threshold",),
     "freeze_layers": ("num_freeze_layers",),
+    "activation_offloading": ("num_offloaded_layers",),
 }
 """Settings of train_config that have no meaning if the first is False; a flag that says so leaves out a recipe's."""
 

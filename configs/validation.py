@@ -87,12 +87,10 @@ def _check_layout(config: RunConfig) -> None:
         )
     if not fsdp.wrap or (len(fsdp.wrap) > 1 and {"layer", "root"} & {*fsdp.wrap}):
         raise ConfigError(f"--wrap: {','.join(fsdp.wrap)!r} is neither layer nor root nor names of classes; give one")
-    mode = config.train_config.activation_checkpointing
-    if config.train_config.activation_offloading and mode in ("selective", "auto"):
-        keeps = "keeps products where nothing moves them" if mode == "selective" else "keeps on the GPU what fits there"
-        raise ConfigError(
-            f"--activation_offloading: --activation_checkpointing {mode} {keeps}; give --activation_checkpointing full"
-        )
+    train = config.train_config
+    if train.num_offloaded_layers is not None and train.activation_offloading is not True:
+        remedy = "leave this out" if train.activation_offloading else "add it, or leave this out"
+        raise ConfigError(f"--num_offloaded_layers: needs --activation_offloading True; {remedy}")
     if fsdp.fsdp_cpu_offload and fsdp.optimizer_cpu_offload:
         raise ConfigError(
             "--optimizer_cpu_offload: --fsdp_cpu_offload already keeps the optimizer states in host memory; "

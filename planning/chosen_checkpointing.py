@@ -9,6 +9,8 @@
 | the first k layers `full`, the others `selective`, `off` | that fits, the fastest             |
 | `full`, as below                                         | else                               |
 
+With --activation_offloading what these layers keep is moved, and so costs time instead of memory.
+
 It fits if the plan's verdict says so: as much memory stays free as a plan may be wrong by. Plans of mixtures are wrong
 by more (MIXTURES_SHARE).
 
@@ -55,7 +57,7 @@ def is_to_be_chosen(planned: PlannedModel) -> bool:
 
 
 def choose_checkpointing(
-    planned: PlannedModel, card: Card, rows: RowLengths, seconds: Callable[[PlannedModel], float | None]
+    planned: PlannedModel, card: Card, rows: RowLengths, seconds: Callable[[PlannedModel, MemoryPlan], float | None]
 ) -> tuple[PlannedModel, MemoryPlan, str]:
     """The model with its checkpointing chosen, the plan of its memory, and a line to print.
 
@@ -73,8 +75,15 @@ def choose_checkpointing(
         return planned, plans.memory(default), line
     off = Checkpointing("off")
     mixes = (plans.fewest(*pair, plans.fits) for pair in MIXED)
-    found = [off] if plans.fits(off) else [mix for mix in mixes if mix is not None]
-    choice = min(found, key=lambda one: _slowness(plans.model(one), seconds), default=plans.full_where_it_saves())
+    found = [mix for mix in mixes if mix is not None]
+    if plans.fits(off):
+        # Layers that recompute nothing are the fastest, unless all that they keep has to move.
+        found = [off, Checkpointing("selective"), *found] if planned.empty.num_offloaded else [off]
+
+    def slowness(one: Checkpointing) -> tuple[float, float]:
+        return _slowness(plans.model(one), plans.memory(one), seconds)
+
+    choice = min(found, key=slowness, default=plans.full_where_it_saves())
     peak, capacity = plans.memory(choice).peak_gib, card.memory_gib
     line = f"activation_checkpointing: auto is {choice}, with a planned peak of {peak:.1f} GiB of {capacity:.1f}"
     if choice != off:
@@ -142,6 +151,8 @@ class _Plans:
 
     def fits(self, checkpointing: Checkpointing) -> bool:
         memory = self.memory(checkpointing)
+        if memory.moved_gib and memory.host_verdict == "does_not_fit":
+            return False
         if shares_of_experts(self._planned.adapted.base):
             return memory.margin_gib >= MIXTURES_SHARE * memory.capacity_gib
         return memory.device_verdict == "fits"
@@ -169,7 +180,9 @@ class _Plans:
         return Checkpointing("off", "full", self.num_layers - num_spared) if num_spared else full
 
 
-def _slowness(planned: PlannedModel, seconds: Callable[[PlannedModel], float | None]) -> tuple[float, float]:
+def _slowness(
+    planned: PlannedModel, memory: MemoryPlan, seconds: Callable[[PlannedModel, MemoryPlan], float | None]
+) -> tuple[float, float]:
     """Sort key of candidates: seconds of a step, then the number of recomputed layers, parts of layers included."""
     recomputed = sum(RECOMPUTED[mode] for _, mode in planned.empty.checkpointing.of_layers(planned.adapted.base))
-    return seconds(planned) or 0.0, recomputed
+    return seconds(planned, memory) or 0.0, recomputed

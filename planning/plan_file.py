@@ -20,21 +20,23 @@ from planning.machines.hardware import Hardware
 from planning.machines.planned_environment import own_hardware
 from planning.planned_run import Plan, plan_of
 from policies.activations.checkpointing import Checkpointing
+from policies.activations.offloading import Offloaded
 from ranks.collectives import gather_to_all, on_rank_zero
 from ranks.environment import Environment
 from resolving.data_facts import DataFacts
 from resolving.resolved import Resolved
 from run_folder.entries import PLAN
 from utils.atomic_write import write_atomically
-from utils.errors import in_one_line
+from utils.errors import ConfigError, in_one_line
 from utils.units import GIB
 
 
 class PlanAtStart(NamedTuple):
     """The plan of the run that starts on these ranks."""
 
-    values: dict[str, Any] | None  # for plan.json; None, like the next two, if the run could not be planned
+    values: dict[str, Any] | None  # for plan.json; None, like the next three, if the run could not be planned
     checkpointing: Checkpointing | None  # of its layers
+    offloaded: Offloaded | None  # of them
     network: RunNetwork | None  # its traffic and its hardware
     notes: tuple[str, ...]  # lines to print
 
@@ -42,6 +44,31 @@ class PlanAtStart(NamedTuple):
     def card(self) -> str | None:
         """The name of the devices; None if the run could not be planned."""
         return None if self.network is None else self.network.hardware.card.name
+
+    def check_host(self, config: RunConfig) -> None:
+        """Refuse a run that moves more to host memory than there is: the kernel would end it without a word.
+
+        Raises:
+            ConfigError: naming the flags that move it.
+        """
+        train, fsdp = config.train_config, config.fsdp_config
+        moves = {
+            "--activation_offloading": train.activation_offloading,
+            "--optimizer_cpu_offload": fsdp.optimizer_cpu_offload,
+            "--fsdp_cpu_offload": fsdp.fsdp_cpu_offload,
+        }
+        given = ", ".join(name for name, is_on in moves.items() if is_on)
+        capacity = None if self.values is None else self.values["host_capacity_gib"]
+        if self.values is None or self.network is None or not self.network.hardware.card.is_gpu or capacity is None:
+            return
+        needed, moved = self.values["host_gib"], self.values["moved_gib"]
+        if given and needed > capacity:
+            of_them = f", {moved:.1f} of them for activations," if moved else ""
+            remedy = "fewer --num_offloaded_layers, or shorter rows" if moved else "fewer trained weights"
+            raise ConfigError(
+                f"{given}: by its plan each rank needs {needed:.1f} GiB of host memory{of_them} and there are "
+                f"{capacity:.1f}; give {remedy}, or share the model among more machines"
+            )
 
 
 def plan_for_all(
@@ -77,6 +104,7 @@ def plan_at_start(
     """
     config = resolved.config
     auto = config.train_config.activation_checkpointing == "auto"
+    notes: tuple[str, ...]
     try:
         hardware = own_hardware(config.train_config, config.planning_config, env)
         card = replace(hardware.card, memory_gib=min(hardware.card.memory_gib, memory_gib))
@@ -86,8 +114,12 @@ def plan_at_start(
     except Exception as error:  # the run is worth more than its plan: it goes on without one
         why = f"this run could not be planned ({in_one_line(error)})"
         notes = (f"activation_checkpointing: auto is this run's default, since {why}",) if auto else ()
-        return PlanAtStart(None, None, None, (f"{PLAN}: not written, since {why}", *notes))
-    return PlanAtStart(plan.to_dict(), plan.model.empty.checkpointing, network, plan.choices)
+        if config.train_config.activation_offloading == "auto":
+            notes = (*notes, f"activation_offloading: auto moves all activations, since {why}")
+        return PlanAtStart(None, None, None, None, (f"{PLAN}: not written, since {why}", *notes))
+    empty = plan.model.empty
+    offloaded = Offloaded(empty.num_offloaded, int(plan.memory.pinned_gib * GIB))
+    return PlanAtStart(plan.to_dict(), empty.checkpointing, offloaded, network, plan.choices)
 
 
 def _plan_with(

@@ -7,6 +7,7 @@ from typing import Any
 
 from configs.run import RunConfig
 from planning.chosen_checkpointing import choose_checkpointing, is_to_be_chosen, is_to_be_spared, spare_layers
+from planning.chosen_offloading import choose_offloading, with_offloading
 from planning.cost.counted_work import counted_work
 from planning.cost.row_counts import assumed_counts, mean_counts, slowest_counts
 from planning.cost.step_time import TimePlan, plan_time, why_no_time
@@ -46,6 +47,7 @@ class Plan:
             "world_size": self.env.world_size,
             **self.resolved.to_dict(),
             "activation_checkpointing": str(self.model.empty.checkpointing),
+            "num_offloaded_layers": self.model.empty.num_offloaded,
             "micro_batch": {"rows": self.rows.rows, "widths": self.rows.widest, "source": self.rows.source},
             **self.memory.to_dict(),
             "seconds_per_step": None,
@@ -82,11 +84,13 @@ def plan_of(
     if data.label_share is not None:
         rows = replace(rows, label_share=data.label_share)
     model = build_planned_model(resolved, env, num_embeddings=data.num_embeddings, new_tokens=data.new_tokens)
+    if config.train_config.activation_offloading == "auto":
+        model = with_offloading(model, 0)  # until it is chosen
     choices: tuple[str, ...] = ()
     if is_to_be_chosen(model):
 
-        def seconds(planned: PlannedModel) -> float | None:
-            time = time_of(planned, hardware, rows, data)
+        def seconds(planned: PlannedModel, memory: MemoryPlan) -> float | None:
+            time = time_of(planned, hardware, rows, data, moved_bytes=memory.moved_gib * GIB)
             return None if time is None else time.seconds_per_step
 
         model, memory, line = choose_checkpointing(model, hardware.card, rows, seconds)
@@ -95,6 +99,9 @@ def plan_of(
         model, memory, choices = spare_layers(model, hardware.card, rows)
     else:
         memory = plan_memory(model, hardware.card, rows)
+    if config.train_config.activation_offloading == "auto":
+        model, memory, line = choose_offloading(model, hardware.card, rows)
+        choices += (line,)
     time = time_of(model, hardware, rows, data, moved_bytes=memory.moved_gib * GIB)
     time_notes = (why_no_time(model, hardware),) if time is None else time.notes
     notes = (*resolved.config.notes, *resolved.notes, *model.empty.notes, *model.adapted.notes, *data.notes, *choices)

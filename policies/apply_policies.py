@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 from configs.peft import LoraConfig
 from configs.run import RunConfig
 from policies.activations.checkpointing import Checkpointing, apply_activation_checkpointing
-from policies.activations.offloading import offload_activations
+from policies.activations.offloading import Offloaded, Offloading
 from policies.adapters.adapted_model import has_adapter
 from policies.compilation.layers import EagerFallback, compile_layers
 from policies.freezing import freeze_layers, freeze_parts
@@ -40,6 +40,7 @@ class Policies(NamedTuple):
     layout: Layout
     float8: Float8 | None = None
     checkpointing: Checkpointing | None = None  # chosen by the run's plan; None: the flags decide
+    offloaded: Offloaded | None = None  # the same
     compile_is_tried: bool = False  # --compile auto chose to compile: layers are tried before the first step
     flash_4: bool = False  # FlashAttention 4 works on every rank's device
     router_aux_loss_coef: float = 0.0  # of the loss that evens out a mixture's experts
@@ -144,12 +145,12 @@ def shard_and_fill(
     weights: Weights,
     env: Environment,
     *,
-    offloads: bool = False,
+    offloading: Offloading | None = None,
 ) -> nn.Module:
     """Steps 6 to 8: the ranks share the model out and read its weights. Every rank must call this.
 
     Args:
-        offloads: activations wait in host memory for backward.
+        offloading: of activations, if they may wait in host memory for backward.
 
     Returns:
         The model to call: `model(..., targets=targets)` gives the summed loss.
@@ -170,7 +171,7 @@ def shard_and_fill(
         if lora.use_dora:  # an adapter from --from_peft_checkpoint has its magnitudes already
             set_magnitudes(model)
     # 8. activation offloading, around the layers as they are called
-    if offloads:
-        offload_activations(layers[::-1], env.device)  # in the order of forward; `layers` has inner ones first
+    if offloading is not None:
+        offloading.wrap(layers[::-1])  # in the order of forward; `layers` has inner ones first
     # The language model reads no output of some layers of many vision encoders; a Q-Former reads them all.
     return replicate(model, layout, has_unused=has_vision(base) and not qformer_part(base))

@@ -13,6 +13,8 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from configs.run import RunConfig
 from data.batches.packing import Offsets
 from policies.activations.checkpointing import Checkpointing, checkpoint_layers, checkpointing_mode
+from policies.activations.offloading import Offloaded, Offloading, num_offloaded
+from policies.activations.transfers import transfers_for
 from policies.apply_policies import Policies, adapt_model, shard_and_fill
 from policies.attention.choice import choose_attention, rows_that_need_offsets
 from policies.compilation.layers import EagerFallback
@@ -24,6 +26,7 @@ from policies.pretrained import generation_settings
 from policies.routing.coefficient import check_routers
 from policies.routing.expert_loads import Routing
 from policies.weights.materialise import find_weights
+from policies.wrapping import find_layers, outermost
 from ranks.environment import Environment, print_rank_zero
 from utils.device import DeviceFacts
 
@@ -37,6 +40,7 @@ class MetaModel:
     attention: str  # the name of its attention implementation
     offsets: Offsets  # which rows need `cu_seqlens`
     checkpointing: Checkpointing  # of activations
+    num_offloaded: int  # the first layers, whose activations wait in host memory for backward
     notes: tuple[str, ...]  # lines to print
 
 
@@ -49,6 +53,7 @@ class BuiltModel:
     routing: Routing  # of its experts; before the first forward its routers are watched
     layers: list[nn.Module]  # the repeated ones, as `policies.wrapping.find_layers` returns them
     fallback: EagerFallback | None  # if --compile auto chose to compile, what can undo that
+    offloading: Offloading | None  # of activations, if that was asked for
     load_seconds: float
 
 
@@ -103,6 +108,11 @@ def build_empty(
         attention=model.config.get_text_config()._attn_implementation,
         offsets=rows_that_need_offsets(model, row_length, packed=packed),
         checkpointing=checkpointing,
+        num_offloaded=num_offloaded(
+            train,
+            len(outermost(find_layers(model))),
+            chosen=None if policies.offloaded is None else policies.offloaded.num_layers,
+        ),
         notes=(*notes, *checkpointing_notes),
     )
 
@@ -155,19 +165,34 @@ def build_for_training(
         fallback=fallback,
     )
     print_rank_zero(env, *adapted.notes)
-    model = shard_and_fill(
-        adapted,
-        config.lora_config,
-        policies,
-        weights,
-        env,
-        offloads=config.train_config.activation_offloading,
-    )
+    offloading = None
+    if config.train_config.activation_offloading:
+        offloading = Offloading(env.device, transfers_for(env.device, env.local_world_size))
+        # Before weights are read, which takes long enough to pin much of what the first step needs.
+        move_activations(offloading, empty, adapted.layers, policies.offloaded)
+    model = shard_and_fill(adapted, config.lora_config, policies, weights, env, offloading=offloading)
     routing = Routing(adapted.routers, coefficient=policies.router_aux_loss_coef, device=env.device)
-    return BuiltModel(model, empty, routing, adapted.layers, fallback, time.perf_counter() - started)
+    return BuiltModel(model, empty, routing, adapted.layers, fallback, offloading, time.perf_counter() - started)
 
 
-def with_checkpointing(built: BuiltModel, checkpointing: Checkpointing) -> BuiltModel:
-    """The model with other checkpointing of its activations; it may be sharded, and has not been trained yet."""
+def with_choices(built: BuiltModel, checkpointing: Checkpointing, offloaded: Offloaded | None) -> BuiltModel:
+    """The model with other checkpointing and offloading of activations; it may be sharded, and is not trained yet."""
     checkpoint_layers(checkpointing.of(built.layers))
-    return replace(built, empty=replace(built.empty, checkpointing=checkpointing))
+    empty = replace(built.empty, checkpointing=checkpointing)
+    if offloaded is not None and built.offloading is not None:
+        empty = replace(empty, num_offloaded=offloaded.num_layers)
+        move_activations(built.offloading, empty, built.layers, offloaded)
+    return replace(built, empty=empty)
+
+
+def move_activations(
+    offloading: Offloading, empty: MetaModel, layers: Sequence[nn.Module], offloaded: Offloaded | None
+) -> None:
+    """Move the activations of as many layers as was chosen.
+
+    Args:
+        layers: as of `BuiltModel`. offloaded: by the run's plan; None: it has none, and memory is made when needed.
+    """
+    whole = {id(layer) for layer in outermost(layers)}
+    modes = [mode for layer, mode in empty.checkpointing.of(layers) if id(layer) in whole]
+    offloading.move(empty.num_offloaded, modes, 0 if offloaded is None else offloaded.host_bytes)

@@ -33,6 +33,12 @@ def find_layers(model: nn.Module) -> list[nn.Module]:
     return list(found.values())
 
 
+def outermost(layers: Sequence[nn.Module]) -> list[nn.Module]:
+    """The layers that are in no other."""
+    inside = {id(module) for layer in layers for module in layer.modules() if module is not layer}
+    return [layer for layer in layers if id(layer) not in inside]
+
+
 def find_outer_norms(model: nn.Module, layers: Sequence[nn.Module]) -> list[nn.Module]:
     """The normalizations outside of layers, mostly one after the last layer, that consist of several operators.
 

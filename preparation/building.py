@@ -13,6 +13,7 @@ from torch import nn
 from checkpointing.trained import Trained
 from data.loaders import Loaders, make_loaders
 from data.processors.tokenizer_loading import added_token_ids, num_rows_needed, tokenizer_of
+from policies.activations.host_pool import HostPool
 from policies.attention.packing_leaks import check_packing_isolates
 from policies.building import BuiltModel, MetaModel, build_for_training
 from policies.loss_scaling import LossScaler
@@ -54,6 +55,7 @@ class TrainingParts:
     loaders: Loaders
     empty: MetaModel  # the same model without values, before it was wrapped
     load_seconds: float  # to build, shard and fill the model
+    pinned: HostPool | None  # host memory for activations
 
 
 def check_losses(built: BuiltModel, inputs: Inputs, env: Environment) -> None:
@@ -108,7 +110,8 @@ def build(built: BuiltModel, inputs: Inputs, env: Environment) -> TrainingParts:
         max_norm=train.gradient_clipping_threshold if train.gradient_clipping else None,
         routing=built.routing,
     )
-    return TrainingParts(trainable, loaders, empty, built.load_seconds)
+    pinned = None if built.offloading is None else built.offloading.transfers.pinned
+    return TrainingParts(trainable, loaders, empty, built.load_seconds, pinned)
 
 
 def build_model(resolved: Resolved, processor: Processor, env: Environment) -> BuiltModel:

@@ -11,7 +11,7 @@ from checkpointing.finding import Checkpoint
 from data.batches.rows import make_rows
 from data.batches.step_loader import StepSampler, Unreadable
 from planning.plan_file import PlanAtStart
-from policies.building import BuiltModel, with_checkpointing
+from policies.building import BuiltModel, with_choices
 from policies.compilation.layers import EagerFallback
 from policies.compilation.trial import what_fails_compiled
 from preparation.batch_forms import collator_of_run
@@ -49,7 +49,7 @@ def try_to_compile(
     # Layers as they were written keep more for backward.
     resolved, plan = follow_plan(resolved, env, inputs.data_facts, checkpoint)
     if plan.checkpointing is not None:
-        built = with_checkpointing(built, plan.checkpointing)
+        built = with_choices(built, plan.checkpointing, plan.offloaded)
     return built, replace(inputs, resolved=resolved), plan
 
 

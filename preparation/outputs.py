@@ -17,7 +17,7 @@ from configs.run import RunConfig
 from data.streaming.loader import StreamLoader
 from planning.plan_file import PlanAtStart
 from policies.sharding import num_units, unwrap
-from preparation.building import Trainable, TrainingParts
+from preparation.building import TrainingParts
 from ranks.collectives import on_rank_zero
 from ranks.environment import Environment, print_rank_zero
 from reporting.collective_timeline import clock_of
@@ -50,6 +50,7 @@ def record_run(inputs: Inputs, parts: TrainingParts, save_plan: SavePlan, env: E
     resolved = inputs.resolved.to_dict() | {
         "num_units": num_units(trainable.model),
         "activation_checkpointing": str(empty.checkpointing),
+        "num_offloaded_layers": empty.num_offloaded,
         "attention": empty.attention,
         "accumulate_unsharded": trainable.accumulation.unsharded,
         "keep_last": save_plan.keep_last,
@@ -97,7 +98,7 @@ def show_start(config: RunConfig, env: Environment, record: RunRecord, folder: P
 
 def open_reporter(
     inputs: Inputs,
-    trainable: Trainable,
+    parts: TrainingParts,
     record: RunRecord,
     env: Environment,
     folder: Path,
@@ -111,7 +112,7 @@ def open_reporter(
         screen: gets the events, too, if there is one.
         after_step: the step that a resumed run goes on after.
     """
-    config, say = inputs.resolved.config, partial(print_rank_zero, env)
+    config, say, trainable = inputs.resolved.config, partial(print_rank_zero, env), parts.trainable
     tracking = config.tracking_config
     metrics = samples = MetricsFile(None)
     if env.is_rank_zero:
@@ -131,6 +132,7 @@ def open_reporter(
             recorder=step_recorder(tracking, env, folder, flops, say),
             flops=flops,
             scaler=trainable.scaler,
+            pinned=parts.pinned,
         ),
         metrics=metrics,
         samples=samples,

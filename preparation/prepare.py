@@ -123,7 +123,7 @@ def prepare(config: RunConfig, env: Environment, watchdog: Watchdog, lock: RunLo
     if env.is_rank_zero:
         write_plan(folder, plan.values)
         show_start(config, env, record, folder)
-    reporter = open_reporter(inputs, parts.trainable, record, env, folder, screen, after_step=state.step)
+    reporter = open_reporter(inputs, parts, record, env, folder, screen, after_step=state.step)
     saver = open_saver(
         *(inputs, parts, plan, save_plan, root, reporter),
         checkpoint=checkpoint,

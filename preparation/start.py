@@ -89,7 +89,7 @@ def agree_on_attention(resolved: Resolved, env: Environment) -> Resolved:
 def follow_plan(
     resolved: Resolved, env: Environment, data: Callable[[], DataFacts], checkpoint: Checkpoint | None = None
 ) -> tuple[Resolved, PlanAtStart]:
-    """The plan, and the settings with the checkpointing that it chose. Every rank must call this.
+    """The plan, and the settings with the checkpointing and offloading that it chose. Every rank must call this.
 
     The model is built next; print the plan's notes after that. An error that refuses the model has refused the plan,
     too, and is said once.
@@ -97,7 +97,11 @@ def follow_plan(
     Args:
         data: returns the facts of the data; called on rank 0.
         checkpoint: the one that the run goes on from.
+
+    Raises:
+        ConfigError: on every rank, if what moves to host memory does not fit there.
     """
     plan = plan_for_all(resolved, env, data, earlier_choice(checkpoint, resolved.config, env.world_size))
+    plan.check_host(resolved.config)
     seed_everything(resolved.config.train_config.seed)  # adapters are drawn alike on every rank
-    return with_choice(resolved, plan.checkpointing), plan
+    return with_choice(resolved, plan.checkpointing, plan.offloaded), plan

@@ -35,6 +35,7 @@ from reporting.tables import print_for_people
 from run_folder.saved_weights import SavedWeights
 from utils.printing import print_line
 from utils.progress import phase, progress_bar
+from utils.units import GIB
 from utils.wording import plural
 
 T = TypeVar("T")
@@ -50,6 +51,16 @@ class LossScale(Protocol):
     def active(self) -> bool: ...
     @property
     def scale(self) -> float: ...
+
+
+class PinnedMemory(Protocol):
+    """Host memory for activations, which is pinned before and during the first step (`policies.activations`)."""
+
+    @property
+    def num_bytes(self) -> int: ...
+
+    making_seconds: float
+    waited_seconds: float
 
 
 class DataWait(NamedTuple):
@@ -95,6 +106,7 @@ class Instruments:
     recorder: StepRecorder  # profiles a step or counts its operations (`reporting.profiling.step_recorder`)
     flops: FlopFormula
     scaler: LossScale
+    pinned: PinnedMemory | None = None
 
 
 class RunReporter:
@@ -220,6 +232,7 @@ class RunReporter:
             **self._rates(counts, seconds),
             "data_wait_seconds": record.wait.seconds,
             **({"loss_scale": record.loss_scale} if scaler.active else {}),
+            **self._pinning(step),
         }
         self.metrics.write("train", **event)
         self._step = step
@@ -237,6 +250,18 @@ class RunReporter:
         self._bar.set_postfix_str(f"{clock(seconds_left)} left, loss {loss:.4f}", refresh=False)
         self._bar.update()
         return seconds
+
+    def _pinning(self, step: int) -> dict[str, float]:
+        """Of the session's first step: the host memory that was pinned, and the step's wait for it."""
+        pinned = self.instruments.pinned
+        if pinned is None or step != self.span.after_step + 1 or not pinned.num_bytes:
+            return {}
+        gib, seconds, waited = pinned.num_bytes / GIB, pinned.making_seconds, pinned.waited_seconds
+        self.say(
+            f"activation_offloading: {gib:.1f} GiB of host memory was pinned in {seconds:.1f} s, for which step {step} "
+            f"waited {waited:.1f} s; later steps use it again"
+        )
+        return {"pinned_gib": gib, "pinning_seconds": seconds, "pinning_wait_seconds": waited}
 
     def _rates(self, counts: BatchCounts, seconds: float) -> dict[str, float]:
         per_second, world_size = counts.num_tokens / seconds, self.env.world_size

@@ -13,6 +13,7 @@ from configs.training import TrainConfig
 from data.batches.layout import BatchLayout
 from data.batches.padding import PaddedWidth
 from policies.activations.checkpointing import Checkpointing, with_default_mode
+from policies.activations.offloading import Offloaded
 from policies.adapters.folder import find_saved_adapter
 from policies.apply_policies import Policies
 from policies.attention.choice import keep_documents_apart
@@ -212,9 +213,12 @@ def _attention_kinds(train: TrainConfig, task: Task, model_config: PreTrainedCon
     return attention_kinds(model_config, packed=train.batching_strategy == "packing") if is_asked else set()
 
 
-def with_choice(resolved: Resolved, checkpointing: Checkpointing | None) -> Resolved:
-    """The settings with the checkpointing that a plan chose; None: the flags decide."""
-    return replace(resolved, policies=resolved.policies._replace(checkpointing=checkpointing))
+def with_choice(
+    resolved: Resolved, checkpointing: Checkpointing | None, offloaded: Offloaded | None = None
+) -> Resolved:
+    """The settings with the checkpointing and the offloading that a plan chose; None: the flags decide."""
+    policies = resolved.policies._replace(checkpointing=checkpointing, offloaded=offloaded)
+    return replace(resolved, policies=policies)
 
 
 def without_compiling(resolved: Resolved, why: str) -> Resolved:

@@ -80,10 +80,18 @@ class ModelSettings:
         "do not recompute the last layers if keeping their activations does not raise the peak "
         "(activation_checkpointing full, or auto if nothing less fits); False: recompute every layer",
     )
-    activation_offloading: bool = setting(
+    activation_offloading: Literal["auto"] | bool = setting(
         False,
-        "keep in host memory what layers save for the backward pass; with activation_checkpointing full that is each "
-        "layer's input",
+        "keep in host memory what layers save for the backward pass: of all layers (True), or of as few as the GPU's "
+        "memory needs (auto); of a layer with activation_checkpointing full or selective that is its input",
+        bare="True",
+    )
+    num_offloaded_layers: int | None = setting(
+        None,
+        "the first layers, whose activations are kept in host memory (activation_offloading True)",
+        unit="layers",
+        minimum=1,
+        default_text="all but the last one",
     )
     tile_tokens: int = setting(
         0,

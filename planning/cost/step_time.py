@@ -23,6 +23,7 @@ from planning.machines.group_speeds import Speeds
 from planning.machines.hardware import Hardware
 from planning.model.planned_model import PlannedModel
 from policies.mixed_precision import DTYPES
+from policies.wrapping import find_layers, outermost
 from resolving.batches_and_steps import resolve_num_steps
 from tasks.flops import shares_of_experts
 
@@ -218,7 +219,7 @@ def plan_time(
         seconds_per_run=seconds_per_run,
         price=None if per_second is None or seconds_per_run is None else per_second * seconds_per_run,
         price_per_million_tokens=None if per_second is None else per_second * 1e6 / (speed * world_size),
-        notes=(*rates.notes, *_notes_on_experts(planned)),
+        notes=(*rates.notes, *_notes_on_experts(planned), *_notes_on_moving(num_micro_batches * moving)),
     )
 
 
@@ -228,17 +229,26 @@ def _notes_on_experts(planned: PlannedModel) -> tuple[str, ...]:
     return ("time: how fast a mixture's experts are multiplied was not measured; the rate of other products is taken",)
 
 
+def _notes_on_moving(seconds: float) -> tuple[str, ...]:
+    if not seconds:
+        return ()
+    why = "copying what a layer keeps takes longer than computing it"
+    return (f"activation_offloading: each step waits {seconds:.2g} s for copies to and from host memory, since {why}",)
+
+
 def _moving_seconds(planned: PlannedModel, computing: float, one_way: float) -> float:
     """Seconds that a micro-batch waits for activations on their way to host memory and back.
 
-    They move while layers compute, so only copies that take longer than that are waited for.
+    They move while those layers compute whose activations move, so only copies that take longer than that are waited
+    for.
 
     Args:
         computing: seconds of the micro-batch, forward and backward.
         one_way: seconds of the copies in one direction.
     """
+    share = planned.empty.num_offloaded / max(1, len(outermost(find_layers(planned.adapted.base))))
     forward = computing / thirds(passes(planned))
-    return max(0.0, one_way - forward) + max(0.0, one_way - (computing - forward))
+    return max(0.0, one_way - share * forward) + max(0.0, one_way - share * (computing - forward))
 
 
 def _run_seconds(

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from types import MethodType
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -19,7 +19,8 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from planning.memory.compiled_layers import CompiledLayer
 from planning.memory.live_bytes import LiveBytes, Window
-from policies.activations.offloading import MIN_BYTES, is_movable, key_of, shared_inputs
+from policies.activations.host_pool import pool_bytes
+from policies.activations.offloading import MIN_BYTES, is_movable, key_of, own_input, shared_inputs
 
 
 @dataclass(frozen=True)
@@ -32,11 +33,12 @@ class LayerBytes:
     backward_with_grads: int  # the same, with the gradients of its own parameters as they come
     moved: int = 0  # activations in host memory until backward; not part of `kept`
     on_host: int = 0  # host memory that these take
+    movable: tuple[int, ...] = ()  # bytes of each storage that offloading would move
 
-
-def pinned_bytes(size: int) -> int:
-    """Host memory that torch allocates for a pinned tensor: the next power of two (c10/core/CachingHostAllocator.h)."""
-    return 1 << (size - 1).bit_length()
+    def offloaded(self) -> LayerBytes:
+        """The same, with its movable activations in host memory."""
+        moved = sum(self.movable)
+        return replace(self, kept=self.kept - moved, moved=moved, on_host=sum(map(pool_bytes, self.movable)))
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,7 @@ class _Measured:
     end: int = 0
     released: int = 0  # bytes of its input, if backward does not need it
     compiled: int | None = None  # bytes that it keeps if it is compiled
-    moved: tuple[int, ...] = ()  # bytes of each storage that is moved to host memory
+    movable: tuple[int, ...] = ()  # bytes of each storage that offloading would move
 
     def use(self) -> LayerBytes:
         kept = self.end - self.start - self.released
@@ -74,8 +76,7 @@ class _Measured:
             # Backward begins with fewer bytes, so its peaks are lower by as much.
             less = kept - self.compiled
             use = LayerBytes(self.compiled, self.compiled + self.forward.unpacked, backward - less, with_grads - less)
-        moved, on_host = sum(self.moved), sum(map(pinned_bytes, self.moved))
-        return replace(use, kept=use.kept - moved, moved=moved, on_host=on_host)
+        return replace(use, movable=self.movable)
 
 
 @dataclass
@@ -84,7 +85,7 @@ class _Pass:
 
     live: LiveBytes
     compiled: bool
-    offloads: bool
+    moves: Literal["all", "input", "nothing"]
     kinds: dict[Any, _Measured] = field(default_factory=dict)
     order: list[tuple[nn.Module, Any]] = field(default_factory=list)
     last: int = 0  # alive when the last layer ended, less an input that only its caller holds
@@ -101,7 +102,7 @@ def measure_pass(
     *,
     trains: bool = True,
     compiled: bool = False,
-    offloads: bool = False,
+    moves: Literal["all", "input", "nothing"] = "nothing",
 ) -> PassBytes:
     """Run one pass on meta tensors and count.
 
@@ -112,11 +113,11 @@ def measure_pass(
         inputs: the tensors of the micro-batch.
         trains: False: the forward pass of an evaluation, which keeps nothing.
         compiled: count the tensors that compiled layers keep (compiled_layers.py); they run uncompiled here.
-        offloads: saved tensors are moved to host memory (policies/activations/offloading.py).
+        moves: what offloading would move of a layer's saved tensors (policies/activations/offloading.py).
     """
     parameters = list(model.parameters())
     live = LiveBytes([*parameters, *model.buffers(), *inputs])
-    state = _Pass(live, compiled, offloads)
+    state = _Pass(live, compiled, moves)
     with ExitStack() as stack:
         for parameter in parameters:
             if parameter.requires_grad:
@@ -175,7 +176,7 @@ def _forward(own: Callable[..., Any], state: _Pass) -> Callable[..., Any]:
     def forward(layer: nn.Module, *args: Any, **kwargs: Any) -> Any:
         live, kind = state.live, _kind(layer, args, kwargs)
         state.order.append((layer, kind))
-        hidden = _hidden(args, kwargs)
+        hidden = own_input(args, kwargs)
         if kind in state.kinds:
             outputs = _stand_in(args, kwargs, state.kinds[kind].outputs)
             state.last = live.live - (0 if hidden is None else live.size_of(hidden))
@@ -190,20 +191,23 @@ def _forward(own: Callable[..., Any], state: _Pass) -> Callable[..., Any]:
         if state.compiled:
             followed, outputs = _follow(layer, own, args, kwargs)
             measured.compiled = sum(followed.values())
-            if state.offloads:
+            if state.moves != "nothing":
                 # A layer moves its input. Its output is the next layer's input, and moves with that.
                 for leaf in tree_leaves(outputs):
                     followed.pop(key_of(leaf) if isinstance(leaf, torch.Tensor) else 0, None)
                 of_input = 0 if hidden is None else live.size_of(hidden)
-                measured.moved = tuple(size for size in (*followed.values(), of_input) if size >= MIN_BYTES)
+                measured.movable = tuple(size for size in (*followed.values(), of_input) if size >= MIN_BYTES)
         else:
             saved = _Saved()
             with torch.autograd.graph.saved_tensors_hooks(saved.add, lambda tensor: tensor):
                 outputs = own(*args, **kwargs)
-            if state.offloads:
+            if state.moves != "nothing":
                 shared = {key_of(tensor) for tensor in shared_inputs(args, kwargs)}
                 moved = [t for t in saved.tensors if is_movable(t, t.device) and key_of(t) not in shared]
-                measured.moved = tuple({key_of(t): size for t in moved if (size := live.size_of(t))}.values())
+                if state.moves == "input":
+                    own_key = None if hidden is None else key_of(hidden)
+                    moved = [t for t in moved if key_of(t) == own_key]
+                measured.movable = tuple({key_of(t): size for t in moved if (size := live.size_of(t))}.values())
             measured.released = 0 if hidden is None or saved.has(hidden) else live.size_of(hidden)
             saved.tensors.clear()  # autograd holds the hook, which would keep them alive
         measured.end = live.live
@@ -250,12 +254,6 @@ def _leave_backward(state: _Pass) -> None:
     state.embedding = state.live.enter()
 
 
-def _hidden(args: Any, kwargs: Any) -> torch.Tensor | None:
-    """The layer's input: its first floating tensor."""
-    floating = (x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor) and x.is_floating_point())
-    return next(floating, None)
-
-
 def _kind(layer: nn.Module, args: Any, kwargs: Any) -> Any:
     """A key that is equal for layers that keep equally many bytes.
 
@@ -287,7 +285,7 @@ def _shape_of(tensor: torch.Tensor) -> _Shape:
 
 def _stand_in(args: Any, kwargs: Any, shapes: Any) -> Any:
     """Outputs of those shapes, through which gradients reach the layer's input."""
-    hidden = _hidden(args, kwargs)
+    hidden = own_input(args, kwargs)
 
     def make(found: _Shape) -> torch.Tensor:
         if found.requires_grad and hidden is not None and hidden.requires_grad:

@@ -79,6 +79,7 @@ class MemoryPlan:
     checkpoint_gib: float  # disk for one checkpoint, all ranks together
     host_capacity_gib: float | None = None  # host memory that this rank may take; None: not known
     moved_gib: float = 0.0  # activations of a micro-batch that wait in host memory
+    pinned_gib: float = 0.0  # host memory for them in a typical micro-batch; more is pinned when a wider one comes
     notes: tuple[str, ...] = ()  # lines to print: assumptions of the plan, and memory that it leaves out
 
     @property
@@ -155,6 +156,7 @@ class MemoryPlan:
             "host_capacity_gib": self.host_capacity_gib,
             "checkpoint_gib": self.checkpoint_gib,
             "moved_gib": self.moved_gib,
+            "pinned_gib": self.pinned_gib,
             "at_peak": asdict(at_peak),
             "phases": {phase: asdict(parts) for phase, parts in self.phases.items()},
             "notes": list(self.notes),

@@ -7,8 +7,9 @@ kind, also with packed weights, and for cards of other kinds than this machine's
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import torch
 from torch import nn
@@ -36,7 +37,8 @@ from planning.memory.step_memory import Bytes, StepMemory
 from planning.model.float8_weights import float8_weights
 from planning.model.planned_model import PlannedModel, with_checkpointing
 from policies.activations.checkpointing import Checkpointing
-from policies.wrapping import find_layers
+from policies.activations.host_pool import chunk_bytes
+from policies.wrapping import find_layers, outermost
 from tasks.task import MicroBatch
 from utils.units import GIB
 
@@ -84,18 +86,19 @@ def bytes_of_run(planned: PlannedModel, card: Card, rows: RowLengths) -> RunByte
 
 
 def mixed_bytes(planned: PlannedModel, alike: Mapping[str, RunBytes]) -> RunBytes:
-    """The bytes of this run, whose layers have different modes.
+    """The bytes of this run, whose layers have different modes, and of which the first may be offloaded.
 
     Args:
         alike: by mode, the bytes of the same model with all layers in that mode.
     """
     checkpointing = planned.empty.checkpointing
+    moving = {id(layer) for layer in layers_of(planned)[: planned.empty.num_offloaded]}
     mode_of = {id(layer): mode for layer, mode in checkpointing.of_layers(planned.adapted.base)}
 
     def mixed(passes: Mapping[str, PassBytes]) -> PassBytes:
         alone = passes[checkpointing.mode]
-        layers = tuple(passes[mode_of[id(layer)]].layers[place] for place, (layer, _) in enumerate(alone.layers))
-        return replace(alone, layers=layers)
+        layers = [passes[mode_of[id(layer)]].layers[place] for place, (layer, _) in enumerate(alone.layers)]
+        return replace(alone, layers=tuple((a, b.offloaded() if id(a) in moving else b) for a, b in layers))
 
     return replace(
         alike[checkpointing.mode],
@@ -107,7 +110,7 @@ def mixed_bytes(planned: PlannedModel, alike: Mapping[str, RunBytes]) -> RunByte
 def memory_of(planned: PlannedModel, card: Card, run: RunBytes) -> MemoryPlan:
     """The memory plan of a run, from the bytes that its layers keep and need."""
     model, scheme = planned.adapted.model, scheme_of(planned)
-    on_host = sum(layer.on_host for _, layer in run.widest.layers)
+    on_host = copies_on_host(run.widest)
     memory = StepMemory(model, planned.adapted.units, scheme)
     peaks = {"load": _loading(model, memory.params), **memory.step(run.widest)}
     if run.evaluation is not None:
@@ -118,7 +121,8 @@ def memory_of(planned: PlannedModel, card: Card, run: RunBytes) -> MemoryPlan:
     peak = max(peak.total for peak in peaks.values())
     if card.is_gpu:
         overhead = int(overhead_gib(peak / GIB, planned.env.world_size) * GIB)
-        loads, trains = host_load_bytes(planned), host_training_bytes(planned, scheme) + on_host
+        # Memory for activations is pinned while weights are read.
+        loads, trains = host_load_bytes(planned) + on_host, host_training_bytes(planned, scheme) + on_host
     else:  # the device is the host: offloaded tensors stay in the same memory
         overhead = CPU_PROCESS_BYTES + heap_bytes(peaks) + offloaded_bytes(planned, scheme) + on_host
         overhead += copy_bytes(planned, scheme)
@@ -132,6 +136,7 @@ def memory_of(planned: PlannedModel, card: Card, run: RunBytes) -> MemoryPlan:
         host_training_gib=trains / GIB,
         host_capacity_gib=host_share_gib(planned, card),
         checkpoint_gib=checkpoint_bytes(planned) / GIB,
+        pinned_gib=copies_on_host(run.typical) / GIB,
         moved_gib=sum(layer.moved for _, layer in run.widest.layers) / GIB,
         notes=_notes(planned),
     )
@@ -182,14 +187,25 @@ def bytes_of_pass(
             list(_tensors(batch)),
             trains=trains,
             compiled=trains and bool(train.compile) and planned.empty.checkpointing.strongest == "off",
-            offloads=trains and train.activation_offloading,
+            moves=_moves(planned) if trains else "nothing",
         )
 
 
-def outermost(layers: Sequence[nn.Module]) -> list[nn.Module]:
-    """The layers that are in no other."""
-    inside = {id(module) for layer in layers for module in layer.modules() if module is not layer}
-    return [layer for layer in layers if id(layer) not in inside]
+def _moves(planned: PlannedModel) -> Literal["all", "input", "nothing"]:
+    """What offloading would move of a layer, all of which are checkpointed alike."""
+    if not planned.config.train_config.activation_offloading:
+        return "nothing"
+    return "all" if planned.empty.checkpointing.strongest == "off" else "input"
+
+
+def layers_of(planned: PlannedModel) -> list[nn.Module]:
+    """The layers that are in no other, in the order in which the model lists them."""
+    return outermost(find_layers(planned.adapted.base))[::-1]
+
+
+def copies_on_host(use: PassBytes) -> int:
+    """Host memory for the activations of a micro-batch that move there."""
+    return chunk_bytes(sum(layer.on_host for _, layer in use.layers))
 
 
 def _tensors(batch: MicroBatch) -> Iterator[torch.Tensor]:

@@ -92,14 +92,14 @@ class Checkpointing:
 def with_default_mode(config: RunConfig, device_type: str) -> RunConfig:
     """The settings with --activation_checkpointing decided if neither it nor fsdp_activation_checkpointing was given.
 
-    The default is `auto` on a GPU and `off` on a CPU. With --activation_offloading it is `full`: then the input of each
-    layer is all that is moved.
+    The default is `auto` on a GPU and `off` on a CPU. With --activation_offloading True it is `full`: then the input of
+    each layer is all that is moved. With `auto` layers are recomputed first, and offloaded where that is not enough.
     """
     train = config.train_config
     if train.activation_checkpointing is not None or config.fsdp_config.fsdp_activation_checkpointing is not None:
         return config
     mode: Literal["full", "auto", "off"] = "auto" if device_type == "cuda" else "off"
-    if train.activation_offloading:
+    if train.activation_offloading is True:
         mode = "full"
     return replace(config, train_config=replace(train, activation_checkpointing=mode))
 

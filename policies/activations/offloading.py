@@ -1,6 +1,7 @@
 """Activation offloading: layers' saved tensors wait in host memory, and come back before backward needs them.
 
-With layers checkpointed as `full` that is the input of each layer. Copies have a stream of their own:
+Of a checkpointed layer that is its input; what `selective` keeps besides stays on the device. Only the first layers
+need to move, as many as the device lacks room for: they are needed last. Copies have a stream of their own:
 
 | when                      | the stream that computes               | the stream that copies                   |
 |---------------------------|----------------------------------------|------------------------------------------|
@@ -9,8 +10,12 @@ With layers checkpointed as `full` that is the input of each layer. Copies have 
 | layer n's backward begins | waits until n's tensors are back       | waits for computing so far; brings back  |
 |                           |                                        | those of n - 1, while layer n computes   |
 
-So the device holds the saved tensors of two layers. Device memory is freed only after the computing stream was told to
-wait for the copy that reads or writes it: the next user of that memory runs on this stream, and so after the copy.
+So of the layers that move, the device holds the saved tensors of two. The layer after them, the border, keeps its own,
+frees those of the last one that moved, and brings them back when its backward begins. Backward begins with the model's
+last layer, so that one never moves.
+
+Device memory is freed only after the computing stream was told to wait for the copy that reads or writes it: the next
+user of that memory runs on this stream, and so after the copy.
 
 Parameters, buffers, small tensors, and tensors that layers share, such as masks, stay on the device.
 A storage is copied once, however many views of it are kept.
@@ -22,85 +27,39 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from types import MethodType
-from typing import Any, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
+from configs.training import TrainConfig
+from policies.activations.transfers import Transfers
+from policies.wrapping import outermost
 from utils.local_tensors import local_tensor
 
 MIN_BYTES = 2**20
 """Smallest storage to be moved: below this the copy takes longer to start than to run."""
 
 
-class Transfers(Protocol):
-    """Copies storages between a device and host memory."""
+class Offloaded(NamedTuple):
+    """What moves in a run, by its plan."""
 
-    def to_host(self, storages: Sequence[torch.UntypedStorage]) -> tuple[list[torch.Tensor], Any]:
-        """Copies of the storages, and a handle: once it was waited for, they are whole and storages may be freed."""
-
-    def to_device(self, copies: Sequence[torch.Tensor]) -> tuple[list[torch.UntypedStorage], Any]:
-        """Storages with these copies, and a handle: once it was waited for, they are whole and copies may be freed."""
-
-    def wait(self, copied: Any) -> None:
-        """Make all later computation wait for these copies."""
+    num_layers: int  # the first ones
+    host_bytes: int  # that their copies take in a typical micro-batch
 
 
-class StreamTransfers:
-    """Copies on a stream of their own, from and to pinned memory."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.device, self.stream = device, torch.cuda.Stream(device)
-
-    def to_host(self, storages: Sequence[torch.UntypedStorage]) -> tuple[list[torch.Tensor], Any]:
-        # The kernels that write these tensors are queued on the computing stream.
-        self.stream.wait_stream(torch.cuda.current_stream(self.device))
-        with torch.cuda.stream(self.stream):
-            copies = [torch.empty(s.nbytes(), dtype=torch.uint8, pin_memory=True) for s in storages]
-            for copy, storage in zip(copies, storages, strict=True):
-                copy.copy_(_bytes_of(storage), non_blocking=True)
-        return copies, self.stream.record_event()
-
-    def to_device(self, copies: Sequence[torch.Tensor]) -> tuple[list[torch.UntypedStorage], Any]:
-        # Allocated for the stream that computes, where they are used and given back.
-        arriving = [torch.empty_like(copy, device=self.device) for copy in copies]
-        # The memory of `arriving` may still be used by kernels queued before.
-        self.stream.wait_stream(torch.cuda.current_stream(self.device))
-        with torch.cuda.stream(self.stream):
-            for tensor, copy in zip(arriving, copies, strict=True):
-                tensor.copy_(copy, non_blocking=True)
-        return [tensor.untyped_storage() for tensor in arriving], self.stream.record_event()
-
-    def wait(self, copied: Any) -> None:
-        torch.cuda.current_stream(self.device).wait_event(copied)
-
-
-class HostTransfers:
-    """The same if the device is the host: copies are made at once."""
-
-    def to_host(self, storages: Sequence[torch.UntypedStorage]) -> tuple[list[torch.Tensor], Any]:
-        return [_bytes_of(storage).clone() for storage in storages], None
-
-    def to_device(self, copies: Sequence[torch.Tensor]) -> tuple[list[torch.UntypedStorage], Any]:
-        return [copy.clone().untyped_storage() for copy in copies], None
-
-    def wait(self, copied: Any) -> None: ...
-
-
-def _bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:
-    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
-
-
-def offload_activations(layers: Sequence[nn.Module], device: torch.device) -> None:
-    """Move the tensors that layers save for backward to host memory. The layers may be compiled and sharded already.
+def num_offloaded(train: TrainConfig, num_layers: int, *, chosen: int | None) -> int:
+    """How many of the first layers move what they save: all but the last one at most.
 
     Args:
-        layers: in the order in which they run; a layer inside another one moves with that.
-        device: that computes.
+        num_layers: of the model, none inside another.
+        chosen: by the run's plan, for `auto`. Without a plan `auto` is all.
     """
-    transfers: Transfers = StreamTransfers(device) if device.type == "cuda" else HostTransfers()
-    Offloading(device, transfers).wrap(layers)
+    if not train.activation_offloading:
+        return 0
+    asked = chosen if train.activation_offloading == "auto" else train.num_offloaded_layers
+    return max(0, min(num_layers - 1, num_layers if asked is None else asked))
 
 
 @dataclass(eq=False)
@@ -108,7 +67,7 @@ class _Kept:
     """The bytes of one storage: on the device, in host memory, or in both."""
 
     storage: torch.UntypedStorage | None
-    copy: torch.Tensor | None = None
+    copy: Any = None  # as of `Transfers`
 
 
 @dataclass(eq=False)
@@ -143,6 +102,13 @@ class _View:
         return empty.set_(self.kept.storage, self.offset, self.size, self.stride)
 
 
+class _Stays(NamedTuple):
+    """A tensor that the border saved. Backward asks for it when the layers before are needed next."""
+
+    tensor: torch.Tensor
+    group: _LayerCall
+
+
 class _Packing:
     """Collects the saved tensors of one call of a layer.
 
@@ -150,11 +116,21 @@ class _Packing:
     """
 
     def __init__(
-        self, group: _LayerCall, device: torch.device, layer: nn.Module, shared: Sequence[torch.Tensor]
+        self,
+        group: _LayerCall,
+        device: torch.device,
+        layer: nn.Module,
+        shared: Sequence[torch.Tensor],
+        only: torch.Tensor | None,
     ) -> None:
+        """
+        Args:
+            shared: never moves. only: nothing else moves; None: all that is saved does.
+        """
         self._group, self._device = group, device
         self._layer: nn.Module | None = layer
         self._shared = shared
+        self._only = None if only is None else key_of(only)
         self._stays: set[int] = set()
         self._found: dict[int, _Kept] = {}
 
@@ -163,7 +139,7 @@ class _Packing:
             own = (local_tensor(tensor) for tensor in (*self._layer.parameters(), *self._layer.buffers()))
             self._stays, self._layer = {key_of(tensor) for tensor in (*own, *self._shared)}, None
         key = key_of(tensor) if is_movable(tensor, self._device) else None
-        if key is None or key in self._stays:
+        if key is None or key in self._stays or self._only not in (None, key):
             return tensor
         if key not in self._found:
             self._found[key] = _Kept(tensor.untyped_storage())
@@ -181,29 +157,52 @@ class Offloading:
 
     def __init__(self, device: torch.device, transfers: Transfers) -> None:
         self.device, self.transfers = device, transfers
+        self._num_moved = 0  # layers, the first ones
+        self._checkpointed: frozenset[int] = frozenset()  # places of layers
         self._last: weakref.ref[_LayerCall] | None = None  # of the layer that ran last in forward
         self._leaving: tuple[_LayerCall, list[_Kept], Any] | None = None
         self._arriving: tuple[_LayerCall, list[_Kept], Any] | None = None
 
     def wrap(self, layers: Sequence[nn.Module]) -> None:
-        """Move the saved tensors of these layers. The hooks go around compiled code, which then saves what it would."""
-        inside = {id(module) for layer in layers for module in layer.modules() if module is not layer}
-        for place, layer in enumerate(layer for layer in layers if id(layer) not in inside):
+        """Put hooks around these layers. They go around compiled code, which then saves what it would.
+
+        Args:
+            layers: in the order in which they run; a layer inside another one moves with that.
+        """
+        for place, layer in enumerate(outermost(layers)):
             compiled: Any = layer._compiled_call_impl
             if compiled is not None:
                 layer._compiled_call_impl = MethodType(self._around(place, compiled), layer)
             else:
                 layer.forward = MethodType(self._around(place, layer.forward), layer)
 
+    def move(self, num_layers: int, modes: Sequence[str], host_bytes: int = 0) -> None:
+        """From the next forward pass on, move what the first layers save.
+
+        Args:
+            modes: of each layer that is in no other, as of `Checkpointing`.
+            host_bytes: that their copies will take; the memory is made from now on, beside other work.
+        """
+        self._num_moved = num_layers
+        self._checkpointed = frozenset(place for place, mode in enumerate(modes) if mode != "off")
+        if num_layers:
+            self.transfers.make_ahead(host_bytes)
+
     def _around(self, place: int, compute: Callable[..., Any]) -> Callable[..., Any]:
         def call(layer: nn.Module, *args: Any, **kwargs: Any) -> Any:
             # An evaluation saves nothing.
-            if not torch.is_grad_enabled():
+            if not (torch.is_grad_enabled() and 0 < self._num_moved >= place):
                 return compute(*args, **kwargs)
             last = self._last() if self._last is not None else None
             # If the last layer that ran is not an earlier one, a new forward pass has begun.
             group = _LayerCall(place, last if last is not None and last.place < place else None)
-            packing = _Packing(group, self.device, layer, [*shared_inputs(args, kwargs)])
+            if place == self._num_moved:
+                with torch.autograd.graph.saved_tensors_hooks(lambda tensor: _Stays(tensor, group), self._unpack):
+                    outputs = compute(*args, **kwargs)
+                self._leave(group, [])
+                return outputs
+            only = own_input(args, kwargs) if place in self._checkpointed else None
+            packing = _Packing(group, self.device, layer, [*shared_inputs(args, kwargs)], only)
             with torch.autograd.graph.saved_tensors_hooks(packing.pack, self._unpack):
                 outputs = compute(*args, **kwargs)
             self._leave(group, packing.close())
@@ -237,7 +236,7 @@ class Offloading:
         self._leaving = None
 
     def _unpack(self, packed: Any) -> torch.Tensor:
-        if not isinstance(packed, _View):
+        if not isinstance(packed, _View | _Stays):
             tensor: torch.Tensor = packed
             return tensor
         self._settle(gives_up=False)
@@ -251,7 +250,7 @@ class Offloading:
                 self._receive()
             if group.before is not None:
                 self._bring(group.before)
-        return packed.tensor()
+        return packed.tensor if isinstance(packed, _Stays) else packed.tensor()
 
     def _bring(self, group: _LayerCall) -> None:
         """Begin to copy a layer's tensors to the device, unless they are there or on their way."""
@@ -286,7 +285,12 @@ def key_of(tensor: torch.Tensor) -> int:
 
 
 def shared_inputs(args: Any, kwargs: Any) -> Iterator[torch.Tensor]:
-    """A layer's other inputs: masks, positions, an encoder's output. Its own input is the first floating tensor."""
-    tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
-    own = next((tensor for tensor in tensors if tensor.is_floating_point()), None)
-    yield from (tensor for tensor in tensors if tensor is not own)
+    """A layer's other inputs: masks, positions, an encoder's output."""
+    own = own_input(args, kwargs)
+    yield from (leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor) and leaf is not own)
+
+
+def own_input(args: Any, kwargs: Any) -> torch.Tensor | None:
+    """A layer's own input: its first floating tensor."""
+    tensors = (leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor))
+    return next((tensor for tensor in tensors if tensor.is_floating_point()), None)

@@ -172,15 +172,11 @@ PREFIX = "--use_peft --peft_method prefix --batching_strategy padding"
             "give one",
         ),
         ("--fsdp_cpu_offload", "--fsdp_cpu_offload: True needs --enable_fsdp", "add it"),
+        ("--num_offloaded_layers 2", "--num_offloaded_layers: needs --activation_offloading True", "add it"),
         (
-            "--activation_offloading --activation_checkpointing selective",
-            "--activation_offloading: --activation_checkpointing selective keeps products",
-            "give --activation_checkpointing full",
-        ),
-        (
-            "--activation_offloading --activation_checkpointing auto",
-            "--activation_offloading: --activation_checkpointing auto keeps on the GPU",
-            "give --activation_checkpointing full",
+            "--activation_offloading auto --num_offloaded_layers 2",
+            "--num_offloaded_layers: needs --activation_offloading True",
+            "leave this out",
         ),
         (
             "--enable_fsdp --fsdp_cpu_offload --optimizer_cpu_offload",

@@ -29,14 +29,14 @@ from planning.memory.memory_plan import MemoryPlan
 from planning.memory.meta_pass import computed_in
 from planning.memory.optimizer_bytes import OptimizerBytes
 from planning.memory.row_lengths import evenly_spread
-from planning.memory.run_memory import outermost, overhead_gib
+from planning.memory.run_memory import overhead_gib
 from planning.memory.sharded_bytes import add_statistics, local_parts
 from planning.memory.step_memory import StepMemory
 from policies.activations.checkpointing import Checkpointing, apply_activation_checkpointing
 from policies.adapters.apply import store_adapters
 from policies.quantization.choice import quantize_weights
 from policies.quantization.packing import Quantization
-from policies.wrapping import find_layers, modules_of_classes
+from policies.wrapping import find_layers, modules_of_classes, outermost
 from utils.units import GIB
 
 RUNS = Path(__file__).parents[1] / "planning/documented_runs.csv"

@@ -16,12 +16,11 @@ from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
 from planning.memory.device_kernels import Capability, KernelsOfCard
 from planning.memory.layer_memory import PassBytes, measure_pass
-from planning.memory.run_memory import outermost
 from policies.activations.checkpointing import Checkpointing, apply_activation_checkpointing
 from policies.adapters.expert_products import use_grouped_factors
 from policies.adapters.lora_layers import use_lean_forward
 from policies.experts.forward import compute_by_products
-from policies.wrapping import find_layers
+from policies.wrapping import find_layers, outermost
 
 ROWS, WIDTH, VOCAB = 3, 40, 256
 TEXT = {"hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4, "vocab_size": VOCAB}

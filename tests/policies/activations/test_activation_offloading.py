@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Callable, Iterable, Sequence, Set
+from collections.abc import Iterable, Sequence, Set
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,9 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 import finetuning
 import policies.activations.offloading
 from policies.activations.checkpointing import Checkpointing, apply_activation_checkpointing
-from policies.activations.offloading import HostTransfers, Offloading, StreamTransfers, Transfers
+from policies.activations.host_pool import CHUNK_BYTES, PAGE_BYTES, HostPool, pinned_chunk
+from policies.activations.offloading import Offloading
+from policies.activations.transfers import HostTransfers, StreamTransfers, Transfers, transfers_for
 from policies.wrapping import find_layers
 from tests.helpers.generated import flags, write_rows
 from tests.helpers.pairwise import slow_but
@@ -90,7 +92,9 @@ def small_tensors_move_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(policies.activations.offloading, "MIN_BYTES", HIDDEN_BYTES)
 
 
-def make_model(mode: Checkpointing, transfers: Transfers | None, *, backend: Any = None) -> Any:
+def make_model(
+    mode: Checkpointing, transfers: Transfers | None, *, backend: Any = None, num_moved: int = NUM_LAYERS - 1
+) -> Any:
     torch.manual_seed(0)
     model: Any = AutoModelForCausalLM.from_config(LlamaConfig(**SMALL | {"num_hidden_layers": NUM_LAYERS}))
     apply_activation_checkpointing(model, mode)
@@ -99,7 +103,9 @@ def make_model(mode: Checkpointing, transfers: Transfers | None, *, backend: Any
         for layer in layers:
             layer.compile(backend=backend, fullgraph=True)
     if transfers is not None:
-        Offloading(CPU, transfers).wrap(layers[::-1])
+        offloading = Offloading(CPU, transfers)
+        offloading.wrap(layers[::-1])
+        offloading.move(num_moved, [mode for _, mode in mode.of(layers)])
     return model.train()
 
 
@@ -119,17 +125,36 @@ def wanted() -> list[torch.Tensor]:
     return gradients(make_model(Checkpointing("off"), None))
 
 
-@pytest.mark.parametrize("mode", ["full", "off"])
-def test_gradients_are_the_same_bits_however_late_a_copy_is(mode: str, wanted: list[torch.Tensor]) -> None:
+@pytest.mark.parametrize("num_moved", range(NUM_LAYERS))
+@pytest.mark.parametrize("mode", ["full", "selective", "off"])
+def test_gradients_are_the_same_bits_however_late_a_copy_is(
+    mode: str, num_moved: int, wanted: list[torch.Tensor]
+) -> None:
     transfers = LateTransfers()
-    model = make_model(Checkpointing(mode), transfers)
+    model = make_model(Checkpointing(mode), transfers, num_moved=num_moved)
     for _ in range(2):
         assert all(map(torch.equal, gradients(model), wanted))
-    # The last layer's copy is still on the device when its backward begins.
-    per_layer = transfers.num_to_host // (2 * NUM_LAYERS)
-    assert transfers.num_to_device == 2 * (NUM_LAYERS - 1) * per_layer
-    if mode == "full":
-        assert (per_layer, transfers.num_bytes) == (1, 2 * NUM_LAYERS * HIDDEN_BYTES)
+    # What has left comes back, once.
+    assert transfers.num_to_device == transfers.num_to_host
+    if mode != "off":  # of checkpointed layers the input moves
+        assert transfers.num_bytes == 2 * num_moved * HIDDEN_BYTES
+
+
+def test_layers_of_different_modes_give_the_same_bits(wanted: list[torch.Tensor]) -> None:
+    transfers = LateTransfers()
+    model = make_model(Checkpointing("off", "full", 1), transfers, num_moved=2)
+    for _ in range(2):
+        assert all(map(torch.equal, gradients(model), wanted))
+    assert transfers.num_bytes > 2 * 2 * HIDDEN_BYTES  # the second layer moves all that it keeps
+
+
+def test_copies_pass_through_pages_of_a_pool_that_a_second_step_uses_again(wanted: list[torch.Tensor]) -> None:
+    transfers = HostTransfers()
+    model = make_model(Checkpointing("off"), transfers)
+    for _ in range(2):
+        assert all(map(torch.equal, gradients(model), wanted))
+        assert transfers.pool.num_bytes == CHUNK_BYTES
+        assert len(transfers.pool._free) * PAGE_BYTES == CHUNK_BYTES  # all pages came back
 
 
 def test_an_evaluation_and_a_forward_without_backward_between_steps_change_nothing(wanted: list[torch.Tensor]) -> None:
@@ -143,11 +168,14 @@ def test_an_evaluation_and_a_forward_without_backward_between_steps_change_nothi
     assert all(map(torch.equal, gradients(model), wanted))
 
 
-def held_after_forward(transfers: Transfers | None, host: Callable[[], set[int]] = set) -> int:
-    model = make_model(Checkpointing("full"), transfers)
-    with HeldBytes([*model.parameters(), *model.buffers()]) as counter:
+def held_after_forward(transfers: HostTransfers | None, num_moved: int = NUM_LAYERS - 1) -> int:
+    model = make_model(Checkpointing("full"), transfers, num_moved=num_moved)
+    if transfers is not None:
+        transfers.pool.take(1)
+    pools = [] if transfers is None else [chunk.memory for chunk in transfers.pool._chunks]
+    with HeldBytes([*model.parameters(), *model.buffers(), *pools]) as counter:
         loss = loss_of(model)
-        held = counter.held(but=host())
+        held = counter.held()
         loss.backward()
         del loss
         model.zero_grad()
@@ -156,20 +184,10 @@ def held_after_forward(transfers: Transfers | None, host: Callable[[], set[int]]
     return held
 
 
-def test_the_device_holds_what_one_layer_keeps_and_nothing_outlives_the_step() -> None:
-    copies: list[weakref.ref[Any]] = []
-
-    class Noted(HostTransfers):
-        def to_host(self, storages: Sequence[torch.UntypedStorage]) -> tuple[list[torch.Tensor], Any]:
-            made, copied = super().to_host(storages)
-            copies.extend(weakref.ref(copy.untyped_storage()) for copy in made)
-            return made, copied
-
-    without = held_after_forward(None)
-    moved = held_after_forward(Noted(), lambda: {s._cdata for ref in copies if (s := ref()) is not None})
-    assert len(copies) == NUM_LAYERS
-    assert without - moved == (NUM_LAYERS - 1) * HIDDEN_BYTES
-    assert all(ref() is None for ref in copies)
+@pytest.mark.parametrize("num_moved", range(1, NUM_LAYERS))
+def test_the_device_holds_what_the_other_layers_keep_and_nothing_outlives_the_step(num_moved: int) -> None:
+    without, moved = held_after_forward(None), held_after_forward(HostTransfers(), num_moved)
+    assert without - moved == num_moved * HIDDEN_BYTES
 
 
 @pytest.mark.parametrize("mode", ["full", "off"])
@@ -180,7 +198,7 @@ def test_compiled_layers_share_one_graph_with_the_same_gradients(mode: str, want
     for _ in range(2):
         found = gradients(model)
     assert counter.frame_count == 1
-    assert transfers.num_to_host >= 2 * NUM_LAYERS
+    assert transfers.num_to_host >= 2 * (NUM_LAYERS - 1)
     for ours, theirs in zip(found, wanted, strict=True):
         assert torch.allclose(ours, theirs, rtol=1e-4, atol=1e-6)
 
@@ -191,7 +209,7 @@ def train_moving_all(argv: Sequence[str]) -> int:
     transfers: Any = StreamTransfers if torch.cuda.is_available() else HostTransfers
     moved, move = [], transfers.to_host
 
-    def count(self: Transfers, storages: Sequence[torch.UntypedStorage]) -> tuple[list[torch.Tensor], Any]:
+    def count(self: Transfers, storages: Sequence[torch.UntypedStorage]) -> tuple[Sequence[Any], Any]:
         moved.extend(storage.nbytes() for storage in storages)
         return move(self, storages)
 
@@ -221,8 +239,14 @@ def test_runs_have_the_same_losses_to_the_bit(
     assert ("activation_offloading: the device is the host itself" in outcomes[0].stdout) != torch.cuda.is_available()
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_copies_on_a_stream_of_their_own_give_the_same_bits() -> None:
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+
+@needs_gpu
+@pytest.mark.parametrize("num_moved", [2, 5])
+def test_copies_on_a_stream_of_their_own_give_the_same_bits_and_pin_nothing_after_the_first_step(
+    num_moved: int,
+) -> None:
     device = torch.device("cuda")
     layers = nn.ModuleList(nn.Sequential(nn.Linear(512, 4096), nn.GELU(), nn.Linear(4096, 512)) for _ in range(6))
     layers.to(device)
@@ -235,6 +259,25 @@ def test_copies_on_a_stream_of_their_own_give_the_same_bits() -> None:
         return list(torch.autograd.grad(hidden.square().sum(), [*layers.parameters()]))
 
     wanted = step()
-    Offloading(device, StreamTransfers(device)).wrap(list(layers))
+    transfers: Any = transfers_for(device, 1)
+    offloading = Offloading(device, transfers)
+    offloading.wrap(list(layers))
+    offloading.move(num_moved, ["off"] * len(layers), 2**29)
+    num_bytes = []
     for _ in range(5):  # memory of earlier steps is used again, on both sides
         assert all(map(torch.equal, step(), wanted))
+        num_bytes.append(transfers.pool.num_bytes)
+    assert len(set(num_bytes[1:])) == 1
+    assert num_bytes[-1] == 2**29
+
+
+@needs_gpu
+def test_a_pool_of_pinned_memory_holds_the_bytes_of_the_device() -> None:
+    transfers = StreamTransfers(torch.device("cuda"), HostPool(pinned_chunk, 2))
+    numbers = [torch.randint(256, (size,), dtype=torch.uint8, device="cuda") for size in (1, PAGE_BYTES, 2**28 + 5)]
+    copies, copied = transfers.to_host([one.untyped_storage() for one in numbers])
+    transfers.wait(copied)
+    arrived, copied = transfers.to_device(copies)
+    transfers.wait(copied)
+    for one, storage in zip(numbers, arrived, strict=True):
+        assert torch.equal(torch.empty(0, dtype=torch.uint8, device="cuda").set_(storage)[: len(one)], one)
