@@ -19,7 +19,6 @@ from policies.activations.host_pool import chunk_bytes, pool_bytes
 from tests.helpers.generated import flags, write_rows
 from tests.helpers.processes import ProcessGroup, read_metrics
 from tests.helpers.small_card import on_small_card
-from tests.planning.test_chosen_checkpointing import write_config
 from tools.make_tiny_model import make_tiny_model
 from utils.errors import ConfigError
 from utils.units import GIB
@@ -33,8 +32,9 @@ HIDDEN_BYTES = LENGTH * 2048 * 2
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("models") / "deep"
-    config = LlamaConfig.from_pretrained(write_config(folder, NUM_LAYERS), max_position_embeddings=LENGTH)
-    config.save_pretrained(folder)
+    shape = {"hidden_size": 2048, "intermediate_size": 5632, "num_attention_heads": 16, "vocab_size": 32000}
+    layers = {"num_hidden_layers": NUM_LAYERS, "max_position_embeddings": LENGTH}
+    LlamaConfig(**shape, **layers, architectures=["LlamaForCausalLM"]).save_pretrained(folder)
     return folder
 
 
