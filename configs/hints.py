@@ -109,7 +109,8 @@ _NAMES: dict[str, str] = {
     f"{_TARGETS} gate_proj,up_proj,down_proj": "lora_mlp apply_lora_to_mlp",
     f"{_TARGETS} lm_head with the others": "lora_head apply_lora_to_output",
     "--lora_config.target_modules a,b or all-linear": (
-        "lora_target lora_target_modules lora_modules lora_attn_modules target_regex"
+        "lora_target lora_target_modules lora_target_parameters target_parameters lora_modules lora_attn_modules "
+        "target_regex"
     ),
     f"{_TARGETS} all-linear": "lora_target_linear",
     "--peft_method prefix with --prefix_config.num_virtual_tokens": "prefix_tuning",

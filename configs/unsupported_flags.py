@@ -113,7 +113,7 @@ _MISSING_REASONS: dict[str, str] = {
     ),
     _PLAIN_ADAPTER: (
         "loraplus_lr_ratio loraplus_lr_embedding loraplus_lr_groups lora_rank_pattern lora_alpha_pattern "
-        "lora_target_parameters peft_layers_to_transform peft_layers_pattern layers_to_transform relora relora_steps "
+        "peft_layers_to_transform peft_layers_pattern layers_to_transform relora relora_steps "
         "relora_warmup_steps relora_anneal_steps relora_cpu_offload relora_prune_ratio"
     ),
     "positions are those of config.json; --rope_scaling stretches them": (

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from configs.run import RunConfig
+from configs.training import TrainConfig
 from utils.wording import plural
 
 FEW_STEPS = 50
 """A run of fewer optimizer steps learns little, at most learning rates."""
 
 WANTED_STEPS = 100
-SHORTEST_CONTEXT = 256  # tokens; shorter rows leave a GPU idle
 EPOCHS_OF_GAMMA = 6
 
 
@@ -56,8 +56,9 @@ def start_warnings(
 def few_steps_lines(
     config: RunConfig, start: Mapping[str, Any], resolved: Mapping[str, Any], data: Mapping[str, Any]
 ) -> list[str]:
-    """A line on a run of few optimizer steps, with the flags that make them more. Empty if --max_train_step asks for
-    few, and for a stream, whose steps are always asked for.
+    """A line on a run of few optimizer steps, with the flags that make them more: --min_steps, and more epochs if a
+    sample per rank in a step is still too much. Empty if --max_train_step asks for few, and for a stream, whose steps
+    are always asked for.
 
     Args:
         start, resolved, data: as in `start_warnings`.
@@ -65,49 +66,21 @@ def few_steps_lines(
     train, num_steps = config.train_config, start["num_steps"]
     if start["num_train_rows"] is None or train.max_train_step or num_steps >= FEW_STEPS:
         return []
-    line = f"{plural(num_steps, 'optimizer step')} in all, too few to learn much"
-    flags, more = "", num_steps
-    for flags_now, num_rows, global_batch in _smaller_steps(config, start, resolved, data):
-        steps = math.ceil(num_rows / global_batch) * train.num_epochs
-        if steps > more:
-            flags, more = flags_now, steps
-        if more >= WANTED_STEPS:
-            break
-    if more < FEW_STEPS:
-        num_epochs = math.ceil(WANTED_STEPS * train.num_epochs / more)
-        flags, more = f"{flags} --num_epochs {num_epochs}".strip(), more * num_epochs // train.num_epochs
-    return [f"{line}; {flags} would make about {more}"]
+    most = max(num_steps, math.ceil(data["train"]["num_samples"] / start["world_size"]) * train.num_epochs)
+    flags = []
+    if most > num_steps and train.min_steps < WANTED_STEPS:
+        flags = [f"--min_steps {WANTED_STEPS}", *_without(train)]
+    else:
+        most = num_steps
+    made = min(most, math.ceil(WANTED_STEPS / train.num_epochs) * train.num_epochs)  # epochs have whole steps
+    if made < FEW_STEPS:
+        num_epochs = math.ceil(WANTED_STEPS * train.num_epochs / made)
+        flags, made = [*flags, f"--num_epochs {num_epochs}"], made * num_epochs // train.num_epochs
+    said = f"{plural(num_steps, 'optimizer step')} in all, too few to learn much"
+    return [f"{said}; {' '.join(flags)} would make about {made}"]
 
 
-def _smaller_steps(
-    config: RunConfig, start: Mapping[str, Any], resolved: Mapping[str, Any], data: Mapping[str, Any]
-) -> Iterator[tuple[str, int, int]]:
-    """Flags of runs with less in each optimizer step, the rows of an epoch, and of a step; those with most first.
-
-    Packed rows get shorter, but not shorter than the longest sample.
-    """
-    train, world_size, figures = config.train_config, start["world_size"], data["train"]
-    contexts: list[int | None] = [None]
-    length = resolved.get("context_length")
-    if train.batching_strategy == "packing" and length is not None:
-        shortest = max(SHORTEST_CONTEXT, figures["lengths"]["max"])
-        contexts += [2**power for power in range(20, 0, -1) if shortest <= 2**power < length]
-    batches = [rows for rows in (2**power for power in range(20, -1, -1)) if rows <= train.batch_size_training]
-    # Several micro-batches, or ranks that --global_batch_size counts, come down to one first.
-    accumulates = resolved["gradient_accumulation_steps"] > 1
-    plans: list[tuple[tuple[int, int], str, int, int]] = []
-    for context in contexts:
-        num_rows = start["num_train_rows"] if context is None else math.ceil(figures["num_tokens"] / context)
-        for rows in batches:
-            given = [] if context is None else [f"--context_length {context}"]
-            given += [f"--batch_size_training {rows}"] if rows != train.batch_size_training else []
-            if train.global_batch_size is not None:
-                given += [f"--global_batch_size {rows * world_size}"]
-            elif accumulates:
-                given += ["--gradient_accumulation_steps 1"]
-            width = context or length or 1
-            # Of the same number of tokens, several short rows before one long one: attention costs less.
-            plans.append(((-width * rows, width), " ".join(given), num_rows, rows * world_size))
-    for _, flags, num_rows, global_batch in sorted(plans):
-        if flags:
-            yield flags, num_rows, global_batch
+def _without(train: TrainConfig) -> list[str]:
+    """The given flags with which --min_steps has no effect, in words (configs/adaptation.py)."""
+    names = [name for name in ("global_batch_size", "limit_train_batches") if getattr(train, name)]
+    return [f"without --{' and --'.join(names)}"] if names else []

@@ -12,15 +12,13 @@ from reporting.start_warnings import start_warnings
 from tests.helpers.generated import flags, write_rows
 from tests.helpers.processes import ProcessGroup, read_metrics
 
-NUM_TOKENS = 40_000
-
 
 def lines(*words: str, num_rows: int = 10, num_steps: int = 9, world_size: int = 1) -> list[str]:
     config = parse_flags(["--model_name", "m", *words])
     start = {"num_train_rows": num_rows, "world_size": world_size, "num_steps": num_steps}
     accumulation = config.train_config.gradient_accumulation_steps
     resolved = {"context_length": 4096, "gradient_accumulation_steps": accumulation}
-    data: dict[str, Any] = {"train": {"num_tokens": NUM_TOKENS, "lengths": {"max": 400}}}
+    data: dict[str, Any] = {"train": {"num_samples": 100 if num_rows > 5 else 5}}
     return start_warnings(config, start, resolved, data)
 
 
@@ -34,16 +32,18 @@ def test_a_warm_up_that_outlasts_the_run_is_told_before_the_first_step(warmup: i
 @pytest.mark.parametrize(
     ("words", "num_rows", "num_steps", "flags_and_steps"),
     [
-        # 40,000 tokens in rows of 512 are 79, in three epochs 120 steps of two rows
-        ("", 10, 9, "--context_length 512 --batch_size_training 2 would make about 120"),
-        ("--gradient_accumulation_steps 8", 10, 3, "--batch_size_training 2 --gradient_accumulation_steps 1 would"),
-        ("--global_batch_size 32 --batching_strategy padding", 80, 9, "--batch_size_training 2 --global_batch_size 2"),
+        ("", 10, 9, "too few to learn much; --min_steps 100 would make about 102"),
+        ("--gradient_accumulation_steps 8", 10, 3, "too few to learn much; --min_steps 100 would make about 102"),
         (
-            "--batching_strategy padding --batch_size_training 1",
-            5,
-            15,
-            "in all, too few to learn much; --num_epochs 20",
+            "--global_batch_size 32 --limit_train_batches 9",
+            80,
+            9,
+            "without --global_batch_size and --limit_train_batches",
         ),
+        # five samples in three epochs are 15 steps at most, and 100 in 20
+        ("--batching_strategy padding", 5, 6, "; --min_steps 100 --num_epochs 20 would make about 100"),
+        ("--batching_strategy padding --batch_size_training 1", 5, 15, "; --num_epochs 20 would make about 100"),
+        ("--min_steps 100", 5, 15, "; --num_epochs 20 would make about 100"),
     ],
 )
 def test_a_run_of_few_steps_names_flags_that_make_more(
@@ -84,9 +84,7 @@ def test_the_flags_of_the_line_make_the_steps_that_it_says_and_it_stands_at_the_
     printed = outcome.stdout
     assert printed.count("too few to learn much") == 2
     (suggested, steps) = re.findall(r"too few to learn much; (.*) would make about (\d+)", printed)[0]
-    words = suggested.split()
-    argv = [word for word in argv if word not in ("--context_length", "512")] if "--context_length" in words else argv
-    (outcome,) = process_group.train(flags(tiny_model, data, tmp_path / "more", *argv, *words), 1)
+    (outcome,) = process_group.train(flags(tiny_model, data, tmp_path / "more", *argv, *suggested.split()), 1)
     (start,) = (event for event in read_metrics(tmp_path / "more") if event["event"] == "start")
     assert start["num_steps"] == pytest.approx(int(steps), rel=0.15)
     assert "too few" not in outcome.stdout

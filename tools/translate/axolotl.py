@@ -136,6 +136,9 @@ AXOLOTL = Tool(
         "load_in_8bit": values.if_on("quantization", "8bit"),
         "lora_target_linear": _all_linear,
         "lora_target_modules": _target_modules,
+        "lora_target_parameters": values.target_parameters(
+            "lora_target_modules", lambda translation: bool(translation.switch("lora_target_linear"))
+        ),
         "datasets": datasets,
         "pretraining_dataset": pretraining,
         "test_datasets": test_datasets,

@@ -34,8 +34,8 @@ def lines_of(translation: Translation) -> list[str]:
 
 
 def counted(translation: Translation) -> str:
-    """How many keys ended in which way."""
-    ends = [outcome.kind for outcome in translation.outcomes.values()]
+    """How many keys ended in which way; a group, as a data set's, by its keys."""
+    ends = [translation.outcomes[key].kind for key in translation.source.leaves()]
     return (
         f"{plural(len(ends), 'key')}: {ends.count('set')} set, {ends.count('needless')} needless here, "
         f"{ends.count('missing')} without a counterpart"

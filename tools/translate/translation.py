@@ -193,6 +193,11 @@ class Translation:
         found = self.settings.get(find(setting)[0])
         return None if found is None else found.value
 
+    def widen(self, setting: str, value: list[str]) -> None:
+        """Replace the value of a setting that several keys say together."""
+        dotted = find(setting)[0]
+        self.settings[dotted] = replace(self.settings[dotted], value=value)
+
     def take_back(self, setting: str, kind: Kind, why: str) -> None:
         """Leave a setting out again. Its keys end with this reason."""
         dropped = self.settings.pop(find(setting)[0], None)

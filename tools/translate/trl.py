@@ -199,6 +199,7 @@ TRL = Tool(
         "truncation_mode": values.needless("the first tokens of a sequence are kept (--truncation)"),
         "use_peft": values.if_on("use_peft", "True", off="all weights are trained"),
         "lora_target_modules": values.targets,
+        "lora_target_parameters": values.target_parameters("lora_target_modules"),
         "load_in_4bit": values.if_on("quantization", "4bit"),
         "load_in_8bit": values.if_on("quantization", "8bit"),
         "accelerate_config": accelerate,

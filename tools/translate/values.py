@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Sequence
 
 from tools.translate.translation import Rule, Translation
 
@@ -139,15 +140,49 @@ def packed(translation: Translation, key: str) -> None:
     translation.set(key, "batching_strategy", "packing" if translation.switch(key) else "padding")
 
 
+_ALL = (["all"], ["all-linear"], ["all_linear"])
+
+
 def targets(translation: Translation, key: str) -> None:
     """The layers that get an adapter; `all` and `all-linear` are every one but the head."""
     names = translation.names(key)
-    if names in (["all"], ["all-linear"], ["all_linear"]):
+    if names in _ALL:
         translation.set(key, "lora_config.target_modules", ["all-linear"])
     elif any(re.search(r"[^\w.]", name) for name in names):
         _targets_of_pattern(translation, key, translation.text(key) or "")
     else:
-        translation.set(key, "lora_config.target_modules", names)
+        _add_targets(translation, key, names)
+
+
+def target_parameters(modules: str, takes_all: Callable[[Translation], bool] = lambda _: False) -> Rule:
+    """Experts that get an adapter, by the names of their parameters: targets like the layers in the key `modules`.
+
+    Args:
+        takes_all: whether another key says that every linear layer is adapted.
+    """
+
+    def rule(translation: Translation, key: str) -> None:
+        names = translation.names(key)
+        if not names:
+            translation.needless(key, "no parameter is named")
+        elif translation.names(modules) in _ALL or takes_all(translation):
+            translation.needless(key, "all-linear adapts every expert, too")
+        else:
+            _add_targets(translation, key, names)
+            if not translation.names(modules):
+                translation.notes.append(f"{key}: alone; name the layers that peft adds for this type of model")
+
+    return rule
+
+
+def _add_targets(translation: Translation, key: str, names: Sequence[str]) -> None:
+    """Set the targets to those of all keys so far."""
+    setting = "lora_config.target_modules"
+    before = translation.given(setting)
+    if isinstance(before, list) and before != ["all-linear"]:
+        translation.widen(setting, [*dict.fromkeys([*before, *names])])
+        names = translation.given(setting) or []
+    translation.set(key, setting, [*names])
 
 
 def _targets_of_pattern(translation: Translation, key: str, pattern: str) -> None:
@@ -157,7 +192,7 @@ def _targets_of_pattern(translation: Translation, key: str, pattern: str) -> Non
         translation.missing(key, "a pattern; name the layers, or give --lora_config.target_modules all-linear")
         return
     names = [f"{found[1]}{one}{found[3]}" for one in found[2].split("|")]
-    translation.set(key, "lora_config.target_modules", names)
+    _add_targets(translation, key, names)
     translation.notes.append(f"{key}: layers of these names get an adapter wherever they are, not as the pattern says")
 
 

@@ -68,6 +68,41 @@ def test_qlora_on_alpaca(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert "no counterpart" not in printed
 
 
+@pytest.mark.parametrize(
+    ("keys", "targets", "said"),
+    [
+        (
+            "lora_target_parameters: [experts.gate_up_proj, experts.down_proj]\nlora_target_modules: [q_proj, v_proj]",
+            ("experts.gate_up_proj", "experts.down_proj", "q_proj", "v_proj"),
+            "8 keys: 7 set, 1 needless here",
+        ),
+        (
+            "lora_target_modules: [q_proj]\nlora_target_parameters: [experts.down_proj]",
+            ("q_proj", "experts.down_proj"),
+            "8 keys: 7 set, 1 needless here",
+        ),
+        (
+            "lora_target_linear: true\nlora_target_parameters: [experts.down_proj]",
+            ("all-linear",),
+            "needless here: lora_target_parameters: all-linear adapts every expert, too",
+        ),
+        (
+            "lora_target_parameters: [experts.down_proj]",
+            ("experts.down_proj",),
+            "note: lora_target_parameters: alone; name the layers that peft adds",
+        ),
+    ],
+)
+def test_parameters_of_experts_are_targets_like_layers(
+    keys: str, targets: tuple[str, ...], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A data set counts by its keys, once."""
+    text = "base_model: owner/model\nadapter: lora\nlora_r: 8\ndatasets: [{path: owner/alpaca, type: alpaca}]\n"
+    config, printed, _ = translate_text(f"{text}learning_rate: 1e-4\n{keys}\n", tmp_path, capsys)
+    assert config.lora_config.target_modules == targets
+    assert said in printed
+
+
 CHATS = """
 base_model: owner/model
 chat_template: jinja
