@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from checkpointing.marks import FORMAT
+from configs.train_settings.evaluation import DIVERGENCE_STEPS
 from policies.activations.checkpointing import MODES
 from policies.loss_scaling import GROWTH_INTERVAL
 from run_folder.checkpoint_folder import STATE, is_step_folder, step_of
-from supervision.divergence import NUM_STEPS
 from utils.small_files import read_json
 
 _MOST_STEPS = 10**9
@@ -56,8 +56,8 @@ _NAMES = _Kind(
     lambda value: isinstance(value, str) or (isinstance(value, list) and all(isinstance(part, str) for part in value)),
 )
 _LOSSES = _Kind(
-    f"a list of finite numbers, at most {NUM_STEPS}",
-    lambda value: isinstance(value, list) and len(value) <= NUM_STEPS and all(map(_is_number, value)),
+    f"a list of finite numbers, at most {DIVERGENCE_STEPS}",
+    lambda value: isinstance(value, list) and len(value) <= DIVERGENCE_STEPS and all(map(_is_number, value)),
 )
 _MODE = _Kind(f"one of {', '.join(MODES)}", lambda value: isinstance(value, str) and value in MODES)
 _STEP, _TOKENS = _count(_MOST_STEPS), _count(_MOST_TOKENS)

@@ -6,27 +6,26 @@ import math
 from collections.abc import Sequence
 from statistics import fmean
 
-NUM_STEPS = 20
-FACTOR = 1.5
+from configs.train_settings.evaluation import DIVERGENCE_FACTOR, DIVERGENCE_STEPS
 
 
 def note_loss(loss: float, first: list[float], last: list[float]) -> None:
-    """Add a step's loss to those of the run's first NUM_STEPS steps, or else to those of the last; both change.
+    """Add a step's loss to those of the run's first DIVERGENCE_STEPS steps, or else to those of the last; both change.
 
     A loss that is not finite, as under fp16 now and then, is left out.
     """
     if not math.isfinite(loss):
         return
-    if len(first) < NUM_STEPS:
+    if len(first) < DIVERGENCE_STEPS:
         first.append(loss)
     else:
         last.append(loss)
-        del last[:-NUM_STEPS]
+        del last[:-DIVERGENCE_STEPS]
 
 
 def has_diverged(first: Sequence[float], last: Sequence[float]) -> bool:
-    """Whether the mean of the last losses is more than FACTOR times that of the first, once there are enough."""
-    return len(last) >= NUM_STEPS and fmean(last) > FACTOR * fmean(first)
+    """Whether the last losses have more than DIVERGENCE_FACTOR times the mean of the first, once there are enough."""
+    return len(last) >= DIVERGENCE_STEPS and fmean(last) > DIVERGENCE_FACTOR * fmean(first)
 
 
 def describe_divergence(first: Sequence[float], last: Sequence[float], *, lr: float) -> str:

@@ -5,6 +5,10 @@ from dataclasses import dataclass
 
 from configs.setting import setting
 
+DIVERGENCE_STEPS = 20
+"""The mean loss of so many steps is compared with that of the run's first ones."""
+DIVERGENCE_FACTOR = 1.5
+
 
 @dataclass(frozen=True)
 class EvaluationSettings:
@@ -33,8 +37,8 @@ class EvaluationSettings:
     )
     stop_on_divergence: bool = setting(
         False,
-        "end the run, with a checkpoint and as failed, if the mean loss of the last 20 steps is over 1.5 times that of "
-        "its first 20; without this, a line says so",
+        f"end the run, with a checkpoint and as failed, if the mean loss of the last {DIVERGENCE_STEPS} steps is over "
+        f"{DIVERGENCE_FACTOR:g} times that of its first {DIVERGENCE_STEPS}; without this, a line says so",
     )
     eval_generate: bool = setting(
         False, "also let the model answer the validation prompts at each evaluation, and compute the answers' ROUGE"

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from supervision.divergence import NUM_STEPS, has_diverged, note_loss
+from configs.train_settings.evaluation import DIVERGENCE_STEPS
+from supervision.divergence import has_diverged, note_loss
 from tests.helpers.processes import ProcessGroup, read_metrics, train_events
 from tests.helpers.refusals import error_lines
 from tests.helpers.resuming import PLAIN, flags_of
@@ -30,7 +31,7 @@ HIGH_LR = [
 def test_the_mean_of_the_last_steps_decides(later: float, diverged: bool) -> None:
     first: list[float] = []
     last: list[float] = []
-    for loss in [2.0] * NUM_STEPS + [0.1] * 5 + [2.0 * later] * (NUM_STEPS - 1):
+    for loss in [2.0] * DIVERGENCE_STEPS + [0.1] * 5 + [2.0 * later] * (DIVERGENCE_STEPS - 1):
         note_loss(loss, first, last)
         assert not has_diverged(first, last)
     note_loss(float("inf"), first, last)
@@ -60,11 +61,11 @@ def test_a_run_ends_as_failed_with_a_checkpoint_to_go_on_from(
     events = read_metrics(tmp_path / "run")
     step = events[-1]["step"]
     assert (events[-1]["event"], events[-1]["status"]) == ("end", "failed")
-    assert 2 * NUM_STEPS <= step < 60
+    assert 2 * DIVERGENCE_STEPS <= step < 60
     assert f"--stop_on_divergence: step {step} of 60: the loss diverges" in line
     assert (tmp_path / f"run/checkpoints/step-{step:08d}/COMPLETE").is_file()
     assert train_events(tmp_path / "run")[-1]["step"] == step
-    # Its last losses are its own: it has NUM_STEPS steps to get better.
+    # Its last losses are its own: it has DIVERGENCE_STEPS steps to get better.
     for flag, value in (("--lr", "1e-5"), ("--max_train_step", str(step + 2))):
         argv[argv.index(flag) + 1] = value
     argv += ["--resume", "auto", "--resume_anyway"]
