@@ -48,11 +48,12 @@ class Workload:
     nproc: int = 1
     accumulation: int = 1
     dataset_function: str = "get_rows"  # of benchmarks/runs/random_rows.py
+    num_sharing: int = 1  # ranks that share each row
     gpu_memory_gib: float | None = None  # limit of the allocator, as if the GPU were smaller
 
     @property
     def global_batch(self) -> int:
-        return self.micro_batch * self.accumulation * self.nproc
+        return self.micro_batch * self.accumulation * self.nproc // self.num_sharing
 
 
 COMPILED, FSDP = ["--pure_bf16", "--compile"], ["--enable_fsdp", "--compile"]
@@ -142,7 +143,12 @@ for length, (tiles, flags), (kept, more) in product(
     {"": [], "-offloaded": ["--activation_offloading"], "-auto": ["--activation_offloading", "auto"]}.items(),
 ):
     ROWS[f"llama8b-long-{length}{tiles}{kept}"] = Workload("llama8b-long", 1, length, [*LONG_QLORA, *flags, *more])
+# The same row on one GPU, and shared by two or four.
+for length, n in product((65536, 131072), (1, 2, 4)):
+    flags = [*LONG_QLORA, "--tile_tokens", "8192"]
+    ROWS[f"llama8b-shared-{length}-{n}"] = Workload("llama8b-long", 1, length, flags, nproc=n, num_sharing=n)
 SUITES = {
+    "shared-rows": [name for name in ROWS if "-shared-" in name and not name.endswith("-4")],
     "long": [name for name in ROWS if "-long-" in name],
     "offloading": [f"llama8b-long-{length}{kept}" for length in (32768, 65536) for kept in ("", "-offloaded")],
     "sinks": ["gpt-oss-lora-packed", "gpt-oss-lora", "gpt-oss-lora-eager"],
@@ -180,6 +186,7 @@ def run(name: str, row: Workload, steps: int, extra: list[str], folder: Path, gp
     flags += ["--max_train_step", str(steps), "--num_epochs", "100", "--save_model", "False"]
     if "--save_every_steps" not in extra:
         flags += ["--save_every_steps", "0", "--save_every_minutes", "0"]
+    flags += ["--context_parallel_size", str(row.num_sharing)] if row.num_sharing > 1 else []
     flags += [*row.flags, *extra]
     by_torchrun = row.nproc > 1 or "--enable_fsdp" in flags
     launcher = f"torchrun --nproc_per_node {row.nproc}" if by_torchrun else "python"

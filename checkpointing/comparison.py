@@ -32,8 +32,9 @@ LAYOUT = _dotted(
             *("batch_size_training", "gradient_accumulation_steps", "global_batch_size"),
         ),
         "fsdp_config": (
-            *("sharding_strategy", "hsdp", "sharding_group_size", "replica_group_size", "accumulate_unsharded"),
-            *("fsdp_activation_checkpointing", "wrap", "fsdp_cpu_offload", "optimizer_cpu_offload"),
+            *("sharding_strategy", "hsdp", "sharding_group_size", "replica_group_size", "context_parallel_size"),
+            *("accumulate_unsharded", "fsdp_activation_checkpointing", "wrap"),
+            *("fsdp_cpu_offload", "optimizer_cpu_offload"),
         ),
         "quantization_config": ("quant_storage",),
     }

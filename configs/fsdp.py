@@ -28,6 +28,13 @@ class FsdpConfig:
     replica_group_size: int = setting(
         0, "copies of a HYBRID_SHARD model; 0: world size / sharding_group_size", unit="copies", minimum=0
     )
+    context_parallel_size: int = setting(
+        1,
+        "ranks that share the tokens of each row, for rows that are too long for one: attention exchanges tokens for "
+        "heads; applies without --enable_fsdp too",
+        unit="ranks",
+        minimum=1,
+    )
     accumulate_unsharded: bool | None = setting(
         None,
         "keep gradients unsharded between micro-batches and reduce them once per step: least communication, 4 more "

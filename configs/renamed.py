@@ -64,6 +64,10 @@ _NAMES: dict[str, str] = {
     # Layout
     "tile_tokens": "tiled_mlp unsloth_tiled_mlp tiled_mlp_num_shards",
     "activation_offloading": "enable_activation_offloading activation_offload",
+    "context_parallel_size": (
+        "cp_size sp_size context_parallel_degree context_parallel_dim sequence_parallel_degree sequence_parallel_size "
+        "ulysses_sequence_parallel_size"
+    ),
     "sharding_group_size": "dp_shard_size data_parallel_shard_dim",
     "replica_group_size": "dp_replicate_size data_parallel_replicate_dim",
     "checkpoint_type": "state_dict_type fsdp_state_dict_type",
@@ -99,6 +103,7 @@ _REMARKS: dict[str, str] = {
     "reduce_dtype": " fp32|bf16",
     "tile_tokens": " (tokens of a tile, not the number of tiles)",
     "activation_offloading": ", with --activation_checkpointing full",
+    "context_parallel_size": " (ranks that share each row)",
     "sharding_group_size": ", with --sharding_strategy HYBRID_SHARD",
     "replica_group_size": ", with --sharding_strategy HYBRID_SHARD",
     "checkpoint_type": " SHARDED_STATE_DICT|FULL_STATE_DICT",

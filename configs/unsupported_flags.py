@@ -7,7 +7,7 @@ _UPLOAD = "a run uploads nothing; `python -m tools.export RUN --push_to_hub OWNE
 _LOGIN = "`hf auth login`, or the variable HF_TOKEN, gives the hub's token"
 _REVISION = "`hf download OWNER/NAME --revision R --local-dir DIR` gets it, and --model_name DIR takes it"
 _OF_MODEL = "the model's files say it"
-_ONE_WAY = "--enable_fsdp shards weights, gradients and optimizer states; layers and sequences stay whole"
+_ONE_WAY = "--enable_fsdp shards a model, --context_parallel_size shares rows among ranks; layers stay whole"
 _MERGE = "a run's folder holds the weights; `python -m tools.export RUN --to DIR --merge` merges an adapter"
 _PICKED = "a GPU is used if there is one; the variable CUDA_VISIBLE_DEVICES says which"
 _FSDP2 = "FSDP2 does so, or needs no such choice"
@@ -122,8 +122,7 @@ _MISSING_REASONS: dict[str, str] = {
     # Layout
     _ONE_WAY: (
         "tensor_parallel_size tensor_model_parallel_size pipeline_model_parallel_size expert_parallel_size "
-        "context_parallel_size sequence_parallel sequence_parallel_size tp_size pp_size cp_size sp_size "
-        "tensor_parallel_dim"
+        "sequence_parallel tp_size pp_size tensor_parallel_dim"
     ),
     # Training
     _NO_PREFERENCES: "stage rl beta dpo_beta pref_beta pref_loss ref_model reward_model",

@@ -39,7 +39,7 @@ def make_loaders(
         say: prints a stream's lines while it is read.
     """
     options: dict[str, Any] = {
-        "rank": env.rank,
+        "rank": env.rank * layout.data_parallel_size // env.world_size,  # neighbours share rows, if any do
         "num_workers": train_config.num_workers_dataloader,
         "pin_memory": env.device.type == "cuda",
     }
@@ -52,6 +52,6 @@ def make_loaders(
         train_loader = StepLoader(data.train_rows, layout, seed=train_config.seed, collate=collate, **options)
     if data.eval_rows is None:
         return Loaders(train_loader, None)
-    eval_layout = BatchLayout(train_config.val_batch_size, 1, env.world_size)
+    eval_layout = BatchLayout(train_config.val_batch_size, 1, layout.data_parallel_size)
     collate = collate_of(eval_layout.rows_per_micro_batch)
     return Loaders(train_loader, StepLoader(data.eval_rows, eval_layout, seed=None, collate=collate, **options))

@@ -9,7 +9,7 @@ from configs.run import RunConfig
 from planning.chosen_checkpointing import choose_checkpointing, is_to_be_chosen, is_to_be_spared, spare_layers
 from planning.chosen_offloading import choose_offloading, with_offloading
 from planning.cost.counted_work import counted_work
-from planning.cost.row_counts import assumed_counts, mean_counts, slowest_counts
+from planning.cost.row_counts import assumed_counts, mean_counts, shared_counts, slowest_counts
 from planning.cost.step_time import TimePlan, plan_time, why_no_time
 from planning.cost.step_work import micro_batch_work
 from planning.machines.group_speeds import Speeds
@@ -135,12 +135,18 @@ def time_of(
         if evaluates:
             _, eval_work = counted_work(model, hardware.card, rows.eval_rows, rows.typical, rows, trains=False)
     else:
+        num_sharing = model.resolved.policies.context.size
         counts = assumed_counts(rows) if data.counts is None else mean_counts(data.counts, rows.rows)
+        counts = shared_counts(counts, num_sharing)
         # In each micro-batch all ranks wait for the one with the most tokens.
-        slowest = None if data.counts is None else slowest_counts(data.counts, rows.rows, model.env.world_size)
-        work = micro_batch_work(model, slowest or counts)
+        slowest = counts
+        if data.counts is not None:
+            slowest = slowest_counts(data.counts, rows.rows, model.resolved.batches.data_parallel_size)
+            slowest = shared_counts(slowest, num_sharing)
+        work = micro_batch_work(model, slowest)
         if evaluation is not None and evaluates:
-            eval_work = micro_batch_work(model, mean_counts(evaluation, rows.eval_rows), trains=False)
+            eval_counts = shared_counts(mean_counts(evaluation, rows.eval_rows), num_sharing)
+            eval_work = micro_batch_work(model, eval_counts, trains=False)
     return plan_time(
         model,
         hardware,

@@ -29,6 +29,7 @@ from policies.tiling.finding import check_parts, find_norms, find_token_parts
 from policies.tiling.tiles import Tiles, tile_parts
 from policies.weights.materialise import Weights, materialise
 from policies.wrapping import find_layers, find_outer_norms, find_units
+from ranks.context_group import ContextGroup
 from ranks.environment import Environment
 
 
@@ -43,6 +44,7 @@ class Policies(NamedTuple):
     offloaded: Offloaded | None = None  # the same
     compile_is_tried: bool = False  # --compile auto chose to compile: layers are tried before the first step
     flash_4: bool = False  # FlashAttention 4 works on every rank's device
+    context: ContextGroup = ContextGroup()  # the ranks that share rows with this one
     router_aux_loss_coef: float = 0.0  # of the loss that evens out a mixture's experts
 
 

@@ -18,6 +18,8 @@ from policies.activations.transfers import transfers_for
 from policies.apply_policies import Policies, adapt_model, shard_and_fill
 from policies.attention.choice import choose_attention, rows_that_need_offsets
 from policies.compilation.layers import EagerFallback
+from policies.context_parallel.attention import share_attention
+from policies.context_parallel.choice import check_attention
 from policies.experts.forward import compute_by_products
 from policies.linear_attention.choice import use_offsets_in_states
 from policies.loading import build_model, grow_embeddings
@@ -86,7 +88,18 @@ def build_empty(
     packed = task.PACKS and train.batching_strategy == "packing"
     if task.PACKS:
         notes += use_offsets_in_states(model, device, packed=packed)
-        notes += choose_attention(model, train, policies.precision, device, row_length, flash_4=policies.flash_4)
+        notes += choose_attention(
+            model,
+            train,
+            policies.precision,
+            device,
+            row_length,
+            flash_4=policies.flash_4,
+            shares_rows=policies.context.shares_rows,
+        )
+        check_attention(model, policies.context, row_length)
+    if policies.context.shares_rows:
+        share_attention(model, policies.context)
     notes += grow_embeddings(model, num_embeddings, use_peft=train.use_peft, new_tokens=new_tokens)
     notes += filter(None, [generation_settings(train.model_name)[1]])
     if train.use_peft:

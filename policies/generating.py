@@ -11,7 +11,7 @@ from torch.distributed.fsdp import FSDPModule
 
 from policies.adapters.adapted_model import base_model
 from policies.apply_policies import Policies
-from policies.attention.choice import WITHOUT_MASKS, attention_with_masks
+from policies.attention.choice import attention_with_masks, goes_by_offsets
 from policies.sharding import reshard, unwrap
 from ranks.collectives import max_on_host
 from ranks.environment import Environment, print_rank_zero
@@ -39,7 +39,7 @@ def generating(model: nn.Module, policies: Policies, env: Environment) -> Iterat
         print_rank_zero(env, "generating: the whole model does not fit; layers are gathered for every token, slowly")
     model.eval()
     # Keys in a cache, and prompts longer than a sliding window, need masks, which these functions never get.
-    if attention in WITHOUT_MASKS:
+    if goes_by_offsets(attention):
         inner.set_attn_implementation(attention_with_masks(inner))
     # The root's weights are whole only in its own forward, which generation does not call under an adapter, nor for an
     # encoder alone.
@@ -58,7 +58,7 @@ def generating(model: nn.Module, policies: Policies, env: Environment) -> Iterat
             for unit in units[1:]:
                 unit.set_reshard_after_forward(policies.layout.reshard_after_forward, recurse=False)
         reshard(model)
-        if attention in WITHOUT_MASKS:
+        if goes_by_offsets(attention):
             inner.set_attn_implementation(attention)
         model.train(training)
 

@@ -14,6 +14,7 @@ from data.pipeline import RunData
 from policies.building import MetaModel
 from resolving.inputs import Inputs
 from resolving.resolved import Resolved
+from tasks.row_shares import SharedRows
 from tasks.task import BatchForm
 
 
@@ -24,6 +25,7 @@ def collator_of_run(inputs: Inputs, empty: MetaModel) -> Callable[[int], Callabl
         empty: the run's model.
     """
     resolved, train = inputs.resolved, inputs.resolved.config.train_config
+    context = resolved.policies.context
     packing, offsets, widths = train.batching_strategy == "packing", empty.offsets, resolved.widths
     if train.compile and packing:  # packed rows are full, or nearly
         offsets = offsets_of_one_graph(offsets, sequences_of_rows(inputs.data, resolved), train.batch_size_training)
@@ -32,7 +34,8 @@ def collator_of_run(inputs: Inputs, empty: MetaModel) -> Callable[[int], Callabl
 
     def collate_of(num_rows: int) -> Callable[[list[Any]], Any]:
         form = BatchForm(inputs.vocab_size, widths, packing, offsets, num_rows if train.compile else 0)
-        return resolved.task.make_collator(inputs.processor, empty.model.config, form)
+        collate = resolved.task.make_collator(inputs.processor, empty.model.config, form)
+        return SharedRows(collate, context) if context.shares_rows else collate
 
     return collate_of
 

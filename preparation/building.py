@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol
@@ -14,16 +15,18 @@ from checkpointing.trained import Trained
 from data.loaders import Loaders, make_loaders
 from data.processors.tokenizer_loading import added_token_ids, num_rows_needed, tokenizer_of
 from policies.activations.host_pool import HostPool
+from policies.adapters.adapted_model import base_model
 from policies.attention.packing_leaks import check_packing_isolates
 from policies.building import BuiltModel, MetaModel, build_for_training
+from policies.context_parallel.attention import whole_rows
 from policies.loss_scaling import LossScaler
 from policies.optimizers.build import build_optimizer, optimizer_notes
 from policies.optimizers.offload import share_out_cores
 from policies.optimizers.schedule import build_scheduler
 from policies.quantization.float8 import computed_in_bf16, keep_scales
-from policies.sharding import Accumulation, choose_accumulation, reduction_notes, unit_notes
+from policies.sharding import Accumulation, choose_accumulation, reduction_notes, unit_notes, unwrap
 from preparation.batch_forms import collator_of_run
-from preparation.trial_rows import check_label_leaks
+from preparation.trial_rows import check_label_leaks, check_shared_losses
 from ranks.environment import Environment, print_rank_zero
 from resolving.inputs import Inputs
 from resolving.resolved import Resolved
@@ -64,6 +67,14 @@ def check_losses(built: BuiltModel, inputs: Inputs, env: Environment) -> None:
     Raises:
         ConfigError: on every rank.
     """
+    shares_rows = inputs.resolved.policies.context.shares_rows
+    # Each rank tries whole rows, and then its part of some.
+    with whole_rows(base_model(unwrap(built.model))) if shares_rows else nullcontext():
+        _check_whole_rows(built, inputs, env)
+    check_shared_losses(built, inputs, env)
+
+
+def _check_whole_rows(built: BuiltModel, inputs: Inputs, env: Environment) -> None:
     resolved, task, model = inputs.resolved, inputs.resolved.task, built.model
     check_label_leaks(built, inputs, env)  # first: a model that it refuses may not be packed at all
     if resolved.config.train_config.batching_strategy == "packing":

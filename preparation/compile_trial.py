@@ -91,7 +91,7 @@ def first_batch(inputs: Inputs, collate: Callable[[int], Any], env: Environment)
             data.train, batching_strategy=train.batching_strategy, context_length=inputs.resolved.context_length
         )
     lengths = None if rows.packed else rows.lengths
-    sampler = StepSampler(len(rows), batches, env.rank, train.seed, lengths)
+    sampler = StepSampler(len(rows), batches, env.rank // inputs.resolved.policies.context.size, train.seed, lengths)
     places = next(sampler.steps(), [[]])[0]
     batch: MicroBatch | Unreadable = collate(batches.rows_per_micro_batch)([rows[place] for place in places])
     return batch

@@ -5,7 +5,7 @@ from __future__ import annotations
 from configs.run import RunConfig
 from planning.load_check import load_table, loaded_on_all
 from preparation.building import build_model
-from preparation.start import follow_plan, meet_ranks, start_ranks
+from preparation.start import follow_plan, join_ranks_of_rows, meet_ranks, start_ranks
 from ranks.environment import Environment, print_rank_zero
 from reporting.tables import print_for_people
 from resolving.data_facts import DataFacts
@@ -31,6 +31,7 @@ def load_only(config: RunConfig, env: Environment, watchdog: Watchdog) -> None:
         processor = resolved.task.load_processor(config.train_config)
         print_rank_zero(env, *resolved.config.notes, *resolved.notes)
         start_ranks(meeting, config, env, watchdog)
+    resolved = join_ranks_of_rows(resolved, env)
     resolved, plan = follow_plan(resolved, env, lambda: DataFacts.of_processor(processor, resolved))
     built = build_model(resolved, processor, env)
     print_rank_zero(env, *plan.notes)

@@ -25,7 +25,14 @@ from preparation.building import Trainable, build, build_model, check_losses
 from preparation.compile_trial import try_to_compile
 from preparation.outputs import open_reporter, open_saver, record_run, show_start, take_folder
 from preparation.resuming import find_checkpoint, load_state
-from preparation.start import agree_on_attention, agree_to_compile, follow_plan, meet_ranks, start_ranks
+from preparation.start import (
+    agree_on_attention,
+    agree_to_compile,
+    follow_plan,
+    join_ranks_of_rows,
+    meet_ranks,
+    start_ranks,
+)
 from ranks.agreement import check_agreement
 from ranks.collectives import on_rank_zero
 from ranks.environment import Environment, print_rank_zero
@@ -85,6 +92,7 @@ def prepare(config: RunConfig, env: Environment, watchdog: Watchdog, lock: RunLo
     check_agreement(facts_found(inputs))
     checkpoint = find_checkpoint(resume.folder, inputs, env)
     resolved = agree_on_attention(agree_to_compile(inputs.resolved, env), env)
+    resolved = join_ranks_of_rows(resolved, env)
     resolved, plan = follow_plan(resolved, env, inputs.data_facts, checkpoint)
     inputs = replace(inputs, resolved=resolved)
     train = resolved.config.train_config

@@ -15,6 +15,7 @@ from planning.machines.planned_environment import check_speeds
 from planning.plan_file import PlanAtStart, plan_for_all
 from policies.compilation.probe import why_ranks_cannot_compile
 from ranks.collectives import gather_to_all
+from ranks.context_group import join_context_group
 from ranks.environment import Environment, launcher_notes, print_rank_zero
 from ranks.job_store import connect
 from ranks.meeting import Meeting, meet
@@ -84,6 +85,12 @@ def agree_on_attention(resolved: Resolved, env: Environment) -> Resolved:
         env, f"attention: flash-attn-4 does not work on {lacking[0]}, or is not there, so torch's kernels serve on all"
     )
     return replace(resolved, policies=resolved.policies._replace(flash_4=False))
+
+
+def join_ranks_of_rows(resolved: Resolved, env: Environment) -> Resolved:
+    """The settings with the process group of the ranks that share rows, if any do. Every rank must call this."""
+    context = join_context_group(resolved.policies.context, env)
+    return replace(resolved, policies=resolved.policies._replace(context=context))
 
 
 def follow_plan(

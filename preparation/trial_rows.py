@@ -11,11 +11,14 @@ import torch
 from data.sequences.tokenized import Sequences
 from data.tokens.labels import IGNORE_INDEX
 from policies.building import BuiltModel
+from policies.context_parallel.proof import find_other_losses
 from policies.loss.label_leaks import LENGTH_ON_CPU, LENGTH_ON_GPU, find_label_leak
 from policies.quantization.float8 import computed_in_bf16
 from ranks.collectives import gather_to_all
 from ranks.environment import Environment
 from resolving.inputs import Inputs
+from resolving.resolved import Resolved
+from tasks.row_shares import share_of
 from tasks.task import BatchForm, Task
 from utils.errors import ConfigError
 
@@ -38,13 +41,48 @@ def check_label_leaks(built: BuiltModel, inputs: Inputs, env: Environment) -> No
     widths = tuple(replace(width, multiple_of=1) for width in resolved.widths)
     form = BatchForm(inputs.vocab_size, widths, packing, built.empty.offsets, 0)
     collate = task.make_collator(inputs.processor, built.empty.model.config, form)
-    is_fp32 = resolved.policies.precision.compute_dtype == torch.float32
-    tolerance = 1e-3 if is_fp32 and env.device.type == "cpu" else 0.05  # on a GPU fp32 may mean TF32
+    tolerance = _tolerance(resolved, env)
     with computed_in_bf16(model):  # in float8 the scale of activations is that of all rows
         found = find_label_leak(model, task.token_losses, collate, rows, env.device, tolerance=tolerance)
     for said in gather_to_all(found):
         if said is not None:
             raise ConfigError(f"--model_name: with {built.empty.architecture} {said}; give a model of another family")
+
+
+def check_shared_losses(built: BuiltModel, inputs: Inputs, env: Environment) -> None:
+    """Refuse a model that computes other losses on rows that ranks share. Every rank must call this.
+
+    Raises:
+        ConfigError: on every rank.
+    """
+    task, resolved = inputs.resolved.task, inputs.resolved
+    group = resolved.policies.context
+    rows = rows_to_try(inputs.data.train, task, LENGTH_ON_GPU if env.device.type == "cuda" else LENGTH_ON_CPU)
+    if not rows or not group.shares_rows:
+        return
+    packing = resolved.config.train_config.batching_strategy == "packing"
+    widths = tuple(replace(width, multiple_of=group.size) for width in resolved.widths)
+    form = BatchForm(inputs.vocab_size, widths, packing, built.empty.offsets, 0)
+    whole: Any = task.make_collator(inputs.processor, built.empty.model.config, form)(rows)
+    with computed_in_bf16(built.model):  # in float8 the scale of activations is that of a rank's own tokens
+        found = find_other_losses(
+            built.model,
+            task.token_losses,
+            whole,
+            share_of(whole, group),
+            group,
+            env.device,
+            tolerance=_tolerance(resolved, env),
+        )
+    for said in gather_to_all(found):
+        if said is not None:
+            raise ConfigError(f"--context_parallel_size: with {built.empty.architecture} {said}; leave it out")
+
+
+def _tolerance(resolved: Resolved, env: Environment) -> float:
+    """By how much losses may differ that should be equal, relative: kernels round otherwise."""
+    is_fp32 = resolved.policies.precision.compute_dtype == torch.float32
+    return 1e-3 if is_fp32 and env.device.type == "cpu" else 0.05  # on a GPU fp32 may mean TF32
 
 
 def rows_to_try(sequences: Sequences, task: Task[Any], num_tokens: int) -> list[list[Any]]:

@@ -36,7 +36,7 @@ def start_table(
         "optimizer": _optimizer(train, fsdp, resolved["lr"], train.warmup_of(start["num_steps"])),
         "devices": "; ".join(_device(group) for group in description["devices"]),
         "data": f"{train.dataset}: {_data(train, resolved, description['data'])}",
-        "steps": _steps(train, start, resolved, env.world_size),
+        "steps": _steps(config, start, resolved, env.world_size),
         "checkpoints": _checkpoints(train, resolved),
     }
     return table_of(rows)
@@ -140,13 +140,17 @@ def _data(train_config: TrainConfig, resolved: dict[str, Any], data: dict[str, A
     return f"{train}; {validation} ({strategy}, {limits})"
 
 
-def _steps(train: TrainConfig, start: dict[str, Any], resolved: dict[str, Any], world_size: int) -> str:
+def _steps(config: RunConfig, start: dict[str, Any], resolved: dict[str, Any], world_size: int) -> str:
+    train, num_sharing = config.train_config, config.fsdp_config.context_parallel_size
+    over = plural(world_size, "rank")
+    if num_sharing > 1:
+        over = f"{plural(world_size // num_sharing, 'group')} of {num_sharing} ranks that share rows"
     streams = start["num_train_rows"] is None
     epoch = "passes over the stream are said as they end" if streams else f"{start['steps_per_epoch']} per epoch"
     return (
         f"{start['num_steps']} ({epoch}) of {plural(resolved['global_batch_size'], 'row')} "
         f"= {train.batch_size_training} per micro-batch x {resolved['gradient_accumulation_steps']} "
-        f"x {plural(world_size, 'rank')}"
+        f"x {over}"
     )
 
 

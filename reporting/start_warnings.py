@@ -28,9 +28,11 @@ def start_warnings(
         data: of `reporting.data_preview.preview_data`.
     """
     train, lines = config.train_config, []
-    if start["num_train_rows"] is not None and start["num_train_rows"] < start["world_size"]:
+    num_sharing = config.fsdp_config.context_parallel_size
+    if start["num_train_rows"] is not None and start["num_train_rows"] * num_sharing < start["world_size"]:
+        shared = f", {num_sharing} for each" if num_sharing > 1 else ""
         lines.append(
-            f"warning: {plural(start['num_train_rows'], 'training row')} for {start['world_size']} ranks: "
+            f"warning: {plural(start['num_train_rows'], 'training row')} for {start['world_size']} ranks{shared}: "
             "some ranks have nothing to do"
         )
     warmup_steps = train.warmup_of(start["num_steps"])
@@ -66,7 +68,8 @@ def few_steps_lines(
     train, num_steps = config.train_config, start["num_steps"]
     if start["num_train_rows"] is None or train.max_train_step or num_steps >= FEW_STEPS:
         return []
-    most = max(num_steps, math.ceil(data["train"]["num_samples"] / start["world_size"]) * train.num_epochs)
+    data_parallel_size = start["world_size"] // config.fsdp_config.context_parallel_size
+    most = max(num_steps, math.ceil(data["train"]["num_samples"] / data_parallel_size) * train.num_epochs)
     flags = []
     if most > num_steps and train.min_steps < WANTED_STEPS:
         flags = [f"--min_steps {WANTED_STEPS}", *_without(train)]

@@ -8,7 +8,6 @@ from configs.run import RunConfig
 from configs.tracking import TrackingConfig
 from configs.training import TrainConfig
 from data.batches.layout import BatchLayout
-from ranks.environment import Environment
 from reporting.profiling import num_steps_needed
 from utils.errors import ConfigError
 from utils.wording import plural
@@ -16,17 +15,20 @@ from utils.wording import plural
 MAX_GLOBAL_BATCH = 10**15  # rows: their number must fit into 64 bits, and so must what is computed with it
 
 
-def batch_layout(train: TrainConfig, env: Environment, resumed_size: int | None) -> tuple[BatchLayout, list[str]]:
+def batch_layout(
+    train: TrainConfig, data_parallel_size: int, resumed_size: int | None
+) -> tuple[BatchLayout, list[str]]:
     """How the global batch is cut over these ranks, and lines to print.
 
     Args:
+        data_parallel_size: ranks with rows of their own.
         resumed_size: as in `resolve`.
 
     Raises:
         ConfigError: if the global batch does not divide.
     """
     if train.global_batch_size is None and resumed_size is None:
-        layout = BatchLayout(train.batch_size_training, train.gradient_accumulation_steps, env.world_size)
+        layout = BatchLayout(train.batch_size_training, train.gradient_accumulation_steps, data_parallel_size)
         if layout.global_batch_size > MAX_GLOBAL_BATCH:
             raise ConfigError(
                 f"--batch_size_training: times --gradient_accumulation_steps and ranks that is "
@@ -40,17 +42,17 @@ def batch_layout(train: TrainConfig, env: Environment, resumed_size: int | None)
             f"and its place in the data is counted in these; give {resumed_size}, or leave it out"
         )
     assert size is not None
-    rows_per_rank, rest = divmod(size, env.world_size)
+    rows_per_rank, rest = divmod(size, data_parallel_size)
     if resumed_size is not None and train.min_steps and rows_per_rank and not rest:
         # The run chose its batches by its data; the flags are the most.
         rows = max(n for n in range(1, min(train.batch_size_training, rows_per_rank) + 1) if rows_per_rank % n == 0)
-        return BatchLayout(rows, rows_per_rank // rows, env.world_size), []
-    accumulation, rest = divmod(size, train.batch_size_training * env.world_size)
+        return BatchLayout(rows, rows_per_rank // rows, data_parallel_size), []
+    accumulation, rest = divmod(size, train.batch_size_training * data_parallel_size)
     if rest or not accumulation:
         flag = "--global_batch_size: " if resumed_size is None else "--resume: the checkpoint's global batch of "
         raise ConfigError(
             f"{flag}{plural(size, 'row')} is no multiple of {train.batch_size_training} (batch_size_training) x "
-            f"{plural(env.world_size, 'rank')}; give another --batch_size_training"
+            f"{plural(data_parallel_size, 'rank')} with rows of their own; give another --batch_size_training"
         )
     notes = []
     if train.global_batch_size is None and accumulation != train.gradient_accumulation_steps:
@@ -58,7 +60,7 @@ def batch_layout(train: TrainConfig, env: Environment, resumed_size: int | None)
             f"gradient_accumulation_steps: {accumulation} instead of {train.gradient_accumulation_steps}: a resumed "
             f"run keeps its global batch of {plural(size, 'row')}"
         ]
-    return BatchLayout(train.batch_size_training, accumulation, env.world_size), notes
+    return BatchLayout(train.batch_size_training, accumulation, data_parallel_size), notes
 
 
 def with_batches(config: RunConfig, batches: BatchLayout) -> RunConfig:

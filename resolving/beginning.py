@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 class Beginning(NamedTuple):
     """How the run was started first."""
 
-    world_size: int
+    world_size: int  # ranks with rows of their own: those that share rows count once
     batch_size_training: int
     packed_length: int | None = None  # tokens to fill packed rows with, as --min_steps chose; None: context_length
 

@@ -28,7 +28,7 @@ def with_enough_steps(resolved: Resolved, data: RunData) -> tuple[Resolved, RunD
         return resolved, data
     fewer, packed_length = _fewer_rows(batches, len(rows), needed), None
     if rows.packed and fewer.num_steps(len(rows)) < needed:
-        packed_length = max(SHORTEST_ROW, int(rows.lengths.sum()) // (batches.world_size * needed))
+        packed_length = max(SHORTEST_ROW, int(rows.lengths.sum()) // (batches.data_parallel_size * needed))
         rows = make_rows(
             data.train, batching_strategy="packing", context_length=packed_length, indices=data.epoch_indices
         )
@@ -48,7 +48,7 @@ def with_enough_steps(resolved: Resolved, data: RunData) -> tuple[Resolved, RunD
 def _fewer_rows(batches: BatchLayout, num_rows: int, num_steps: int) -> BatchLayout:
     """The largest global batch that makes so many steps of these rows, or one row per rank; whole micro-batches."""
     # ceil(num_rows / size) >= num_steps, if size < num_rows / (num_steps - 1)
-    most = max(1, (num_rows - 1) // max(1, num_steps - 1) // batches.world_size)
+    most = max(1, (num_rows - 1) // max(1, num_steps - 1) // batches.data_parallel_size)
     rows = min(batches.rows_per_micro_batch, most)
     accumulation = min(batches.gradient_accumulation_steps, most // rows)
     return replace(batches, rows_per_micro_batch=rows, gradient_accumulation_steps=accumulation)

@@ -19,6 +19,7 @@ from policies.apply_policies import Policies
 from policies.attention.choice import keep_documents_apart
 from policies.attention.flash_attention_4 import AttentionKind, attention_kinds, find_flash_attention_4
 from policies.compilation.choice import decide_compilation, uncompiled
+from policies.context_parallel.choice import check_shared_rows, find_context_group, lengths_to_share
 from policies.loading import load_model_config
 from policies.mixed_precision import resolve_precision, resolve_saved_dtype
 from policies.quantization.choice import resolve_quantization
@@ -65,7 +66,9 @@ class Resolved:
     @property
     def widths(self) -> tuple[PaddedWidth, ...]:
         """The padded widths of a micro-batch: of its inputs, and of targets if they are apart."""
-        return tuple(PaddedWidth(self.config.train_config.pad_to_multiple_of, length) for length in self.lengths)
+        # Ranks that share rows have parts of one length.
+        multiple_of = self.config.train_config.pad_to_multiple_of * self.policies.context.size
+        return tuple(PaddedWidth(multiple_of, length) for length in self.lengths)
 
     @property
     def batch_flags(self) -> tuple[str, ...]:
@@ -114,10 +117,12 @@ def resolve(
     if config.train_config.use_peft:
         import_bitsandbytes_without_inductor()  # peft is imported from here on, and imports it
     config = with_default_mode(config, env.device_facts.type)
-    batches, batch_notes = batch_layout(config.train_config, env, resumed_size)
+    context = find_context_group(config.fsdp_config.context_parallel_size, env)
+    data_parallel_size = env.world_size // context.size
+    batches, batch_notes = batch_layout(config.train_config, data_parallel_size, resumed_size)
     if batches.rows_per_micro_batch != config.train_config.batch_size_training:
         config = with_batches(config, batches)
-    began_with = began_with or Beginning(env.world_size, config.train_config.batch_size_training)
+    began_with = began_with or Beginning(data_parallel_size, config.train_config.batch_size_training)
     if config.train_config.limit_train_batches:
         # Counted in the micro-batches that the run began with: an epoch keeps its length on other ranks.
         rows = config.train_config.limit_train_batches * began_with.rows_per_micro_batch
@@ -132,6 +137,7 @@ def resolve(
     base_dtype = cast("torch.dtype | None", model_config.dtype)  # building the model puts that of training there
     task = find_task(model_config, config.train_config.task)
     task.check_config(model_config, config.train_config.model_name)
+    check_shared_rows(context, config, model_config, is_causal_task=task.PACKS)
     config = keep_documents_apart(settings_of_task(config, task), model_config, precision, env.device_facts)
     config = with_default_targets(config, model_config)
     router_coefficient, router_notes = resolve_coefficient(
@@ -148,6 +154,7 @@ def resolve(
     chose_to_compile = is_open and bool(config.train_config.compile)
     rope, rope_notes = scale_positions(config.train_config, config.prefix_config, model_config, task.LENGTHS)
     lengths, length_notes = resolve_lengths(config.train_config, config.prefix_config, model_config, task.LENGTHS)
+    lengths, share_notes = lengths_to_share(lengths, context, asked=config.train_config.context_length)
     check_model_sizes(config, model_config, lengths[0], env)
     flash_4, flash_notes = find_flash_attention_4(
         device,
@@ -158,7 +165,7 @@ def resolve(
         config.train_config,
         precision,
         layout,
-        [PaddedWidth(config.train_config.pad_to_multiple_of, length) for length in lengths],
+        [PaddedWidth(config.train_config.pad_to_multiple_of, length // context.size) for length in lengths],
         env.device_facts,
         device,
     )
@@ -177,6 +184,7 @@ def resolve(
             float8,
             compile_is_tried=chose_to_compile,
             flash_4=flash_4,
+            context=context,
             router_aux_loss_coef=router_coefficient,
         ),
         lengths=lengths,
@@ -188,6 +196,7 @@ def resolve(
             *_recipe_notes(config, task),
             *rope_notes,
             *length_notes,
+            *share_notes,
             *flash_notes,
             *save_notes,
             *router_notes,

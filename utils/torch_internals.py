@@ -21,6 +21,13 @@ def process_groups() -> list[dist.ProcessGroup]:
     return list(dist.distributed_c10d._world.pg_map)
 
 
+def group_named(name: str) -> dist.ProcessGroup:
+    """The process group of this name: operators take no groups among their arguments."""
+    resolve: Any = dist.distributed_c10d._resolve_process_group  # torch 2.13 has a type of its own for names
+    group: dist.ProcessGroup = resolve(name)
+    return group
+
+
 def set_timeout(group: dist.ProcessGroup, timeout: timedelta) -> None:
     """Set the time limit of the collectives of a group that exists already."""
     dist.distributed_c10d._set_pg_timeout(timeout, group)

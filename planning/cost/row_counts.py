@@ -16,6 +16,11 @@ def mean_counts(counts: np.ndarray, num_rows: int) -> BatchCounts:
     return BatchCounts(*map(round, counts.mean(axis=0) * num_rows))
 
 
+def shared_counts(counts: BatchCounts, num_ranks: int) -> BatchCounts:
+    """The counts of each of so many ranks that share the rows of a micro-batch."""
+    return BatchCounts(*(-(-count // num_ranks) for count in counts))
+
+
 def slowest_counts(counts: np.ndarray, num_rows: int, world_size: int) -> BatchCounts:
     """The mean counts of the slowest rank's micro-batch, which the others wait for; drawn at random.
 

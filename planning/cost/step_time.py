@@ -18,7 +18,7 @@ from planning.cost.step_work import (
     thirds,
     token_launch_seconds,
 )
-from planning.cost.traffic import Traffic, find_traffic, seconds_per_step
+from planning.cost.traffic import Traffic, exchange_seconds, find_traffic, seconds_per_step
 from planning.machines.group_speeds import Speeds
 from planning.machines.hardware import Hardware
 from planning.model.planned_model import PlannedModel
@@ -112,6 +112,7 @@ def step_parts(
     copied_bytes: float,
     communication: float,
     hidden_share: float,
+    exchange_seconds: float = 0.0,
     host_transfer_seconds: float = 0.0,
     host_bytes_per_second: float = HOST_BYTES_PER_SECOND,
 ) -> StepParts:
@@ -120,6 +121,7 @@ def step_parts(
     Args:
         copied_bytes: read and written around collectives, in a step.
         communication: seconds of a step's collectives.
+        exchange_seconds: of collectives that computing waits for, of ranks that share rows.
         host_transfer_seconds: of a step's copies between device and host.
         host_bytes_per_second: this rank's share of its node's.
     """
@@ -136,7 +138,7 @@ def step_parts(
         host_launches=waits,
         optimizer=optimizer.device_bytes / rates.memory_bytes + optimizer.host_bytes / host_bytes_per_second,
         host_transfers=host_transfer_seconds,
-        communication=communication - hidden,
+        communication=communication - hidden + exchange_seconds,
     )
 
 
@@ -169,7 +171,7 @@ def plan_time(
     """
     train, policies = planned.config.train_config, planned.resolved.policies
     batches, layout = planned.resolved.batches, policies.layout
-    world_size = batches.world_size
+    world_size = planned.env.world_size
     hardware = hardware if world_size > 1 else hardware.of_one_card()
     if why_no_time(planned, hardware, speeds) is not None:
         return None
@@ -188,6 +190,7 @@ def plan_time(
         transfers += (num_micro_batches * gathered + traffic.gradient_bytes) / layout.mesh_shape[1]
     ranks_per_node = min(world_size, hardware.cards_per_node)
     communication = seconds_per_step(strategy, traffic, speeds) if world_size > 1 else 0.0
+    exchanges = num_micro_batches * exchange_seconds(planned, counts, speeds, ranks_per_node)
     work = work or micro_batch_work(planned, counts)
     host_bytes_per_second = 1e9 * _HOST_LINK_SHARE * (hardware.card.host_gb_per_second or math.inf)
     moving = _moving_seconds(planned, sum(work.device_seconds(rates)), moved_bytes / host_bytes_per_second)
@@ -199,6 +202,7 @@ def plan_time(
         copied_bytes=_copied_bytes(planned, traffic),
         communication=communication,
         hidden_share=hidden_share,
+        exchange_seconds=exchanges,
         host_transfer_seconds=transfers / host_bytes_per_second + num_micro_batches * moving,
         host_bytes_per_second=HOST_BYTES_PER_SECOND / ranks_per_node,
     )
@@ -210,7 +214,7 @@ def plan_time(
     per_second = None if hardware.price_per_hour is None else hardware.nodes * hardware.price_per_hour / 3600
     return TimePlan(
         step=step,
-        communication_seconds=communication,
+        communication_seconds=communication + exchanges,
         tokens_per_second_per_device=speed,
         steps_per_epoch=steps_per_epoch,
         num_steps=num_steps,
@@ -284,7 +288,7 @@ def why_no_time(planned: PlannedModel, hardware: Hardware, speeds: Speeds | None
         return (
             f"time: not planned, the rates of {hardware.card.name} are not known; name the cards (--dry_run_hardware)"
         )
-    if planned.resolved.batches.world_size > 1 and (speeds or expected_speeds(hardware)) is None:
+    if planned.env.world_size > 1 and (speeds or expected_speeds(hardware)) is None:
         return "time: not planned, the network between nodes is not known; give --network_gbps or --network_speeds"
     return None
 
@@ -316,12 +320,12 @@ def _evaluation_seconds(
 ) -> float:
     """Seconds of one evaluation: forward over all rows, and generated answers of the greatest length."""
     train, layout = planned.config.train_config, planned.resolved.policies.layout
-    world_size = planned.resolved.batches.world_size
+    world_size, data_parallel_size = planned.env.world_size, planned.resolved.batches.data_parallel_size
     forward = max(sum(work.device_seconds(rates)), work.launch_seconds)
     if layout.mesh_shape[1] > 1:
         group = speeds.node if layout.strategy == "HYBRID_SHARD" else speeds.world
         forward += group.all_gather.seconds(traffic.units_bytes + traffic.root_bytes, traffic.num_units)
-    num_batches = -(-num_rows // (train.val_batch_size * world_size))
+    num_batches = -(-num_rows // (train.val_batch_size * data_parallel_size))
     if train.max_eval_step:
         num_batches = min(num_batches, train.max_eval_step)
     seconds = num_batches * forward

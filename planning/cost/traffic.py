@@ -8,10 +8,13 @@ from typing import Any
 import torch
 from torch import nn
 
+from data.batches.counts import BatchCounts
 from planning.machines.group_speeds import Speeds
 from planning.model.float8_weights import float8_weights
 from planning.model.planned_model import PlannedModel
 from policies.apply_policies import Adapted
+from policies.context_parallel.exchange import repeats_of_keys
+from utils.layer_configs import head_dim_of, layer_configs
 
 LAYOUTS = ("FULL_SHARD", "SHARD_GRAD_OP", "HYBRID_SHARD", "NO_SHARD")
 
@@ -56,6 +59,32 @@ def find_traffic(planned: PlannedModel) -> Traffic:
         reduces_once=planned.accumulation.unsharded,
         all_reduces_once=not planned.accumulation.all_reduced,
     )
+
+
+def exchange_seconds(planned: PlannedModel, counts: BatchCounts, speeds: Speeds, ranks_per_node: int) -> float:
+    """Seconds in which ranks that share rows exchange tokens for heads, in a micro-batch; 0 if none do.
+
+    Attention's input is exchanged, and its output; their gradients; and both again if the layer is recomputed. Each
+    rank sends all but its own part. Computing waits for all of it.
+
+    Args:
+        counts: of one rank.
+    """
+    context, text = planned.resolved.policies.context, planned.resolved.model_config.get_text_config()
+    if not context.shares_rows:
+        return 0.0
+    total, size = 0.0, planned.resolved.policies.precision.compute_dtype.itemsize
+    group = speeds.node if context.size <= ranks_per_node and speeds.node.size > 1 else speeds.world
+    per_byte = (context.size - 1) / context.size * group.all_gather.seconds_per_byte * group.size / (group.size - 1)
+    modes = [mode for _, mode in planned.empty.checkpointing.of_layers(planned.adapted.base)]
+    for layer, mode in zip(layer_configs(text), modes, strict=False):
+        heads = layer.num_attention_heads
+        key_heads = getattr(layer, "num_key_value_heads", None) or heads
+        sent = 2 * heads + 2 * key_heads * repeats_of_keys(key_heads, context.size)  # of a token, there and back
+        times = 2 if mode == "off" else 3
+        num_bytes = times * counts.num_tokens * sent * head_dim_of(layer) * size
+        total += 2 * times * group.all_gather.latency_seconds + num_bytes * per_byte
+    return total
 
 
 def _trained_by_unit(adapted: Adapted) -> list[list[nn.Parameter]]:

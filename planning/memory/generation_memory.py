@@ -20,7 +20,7 @@ from planning.memory.live_bytes import LiveBytes
 from planning.memory.meta_pass import buffers_on_meta, computed_in, kernels_of
 from planning.memory.row_lengths import RowLengths
 from planning.model.planned_model import PlannedModel
-from policies.attention.choice import BY_OFFSETS, attention_with_masks
+from policies.attention.choice import attention_with_masks, goes_by_offsets
 from resolving.lengths import num_positions
 
 # fp32 numbers per sequence and word of the vocabulary. While the next token is computed and its logits are copied,
@@ -47,7 +47,7 @@ def bytes_of_generation(planned: PlannedModel, card: Card, rows: RowLengths) -> 
     if resolved.task.READS_IMAGES:
         return None
     attention = base.config.get_text_config()._attn_implementation
-    if attention == BY_OFFSETS:
+    if goes_by_offsets(attention):
         base.set_attn_implementation(attention_with_masks(base))
     base.eval()
     live = LiveBytes([*base.parameters(), *base.buffers()])
@@ -70,8 +70,8 @@ def bytes_of_generation(planned: PlannedModel, card: Card, rows: RowLengths) -> 
                     base, live, rows.eval_rows, train.num_beams, prompt, train.max_new_tokens
                 )
     finally:
-        if attention == BY_OFFSETS:
-            base.set_attn_implementation(BY_OFFSETS)
+        if goes_by_offsets(attention):
+            base.set_attn_implementation(attention)
     return GenerationBytes(cache, peak)
 
 

@@ -13,7 +13,7 @@ from planning.memory.device_kernels import Capability, KernelsOfCard
 from planning.memory.meta_batch import meta_batch
 from planning.memory.row_lengths import RowLengths
 from planning.model.planned_model import PlannedModel
-from policies.attention.choice import BY_OFFSETS
+from policies.attention.choice import goes_by_offsets
 from tasks.task import MicroBatch
 
 DEFAULT_CAPABILITY = (8, 0)
@@ -36,7 +36,9 @@ def pass_on_meta(
         trains: False: as in an evaluation.
     """
     resolved, model = planned.resolved, planned.adapted.model
-    by_offsets = planned.empty.attention == BY_OFFSETS
+    by_offsets = goes_by_offsets(planned.empty.attention)
+    # Ranks that share rows have parts of them; the model's attention counts whole rows of its heads.
+    widths = tuple(-(-width // resolved.policies.context.size) for width in widths)
     batch = meta_batch(
         resolved, num_rows, widths, label_share=rows.label_share, packed=rows.packed, by_offsets=by_offsets
     )

@@ -48,6 +48,12 @@ holds "flash" it would take for one of its own.
 
 WITHOUT_MASKS = (BY_OFFSETS, BY_FLASH_4)
 
+
+def goes_by_offsets(attention: str) -> bool:
+    """Whether the attention of this name takes no masks. Over ranks (policies/context_parallel/) its name is longer."""
+    return attention.startswith(WITHOUT_MASKS)
+
+
 ATTENTION_DROPOUT = ("attention_dropout", "attn_pdrop", "attention_probs_dropout_prob", "attn_dropout")
 """The names of its probability in transformers' configs: most families', GPT-2's and BERT's."""
 
@@ -131,6 +137,7 @@ def choose_attention(
     row_length: int,
     *,
     flash_4: bool = False,
+    shares_rows: bool = False,
 ) -> list[str]:
     """Spare the model masks: of packed rows by offsets, if model and device can, and of padded rows altogether.
 
@@ -138,13 +145,14 @@ def choose_attention(
         model: of causal language; its config names the attention that transformers chose.
         row_length: the most tokens of a row.
         flash_4: whether FlashAttention 4 works on the devices, with the heads of this model.
+        shares_rows: ranks share rows, so padded ones, too, go by offsets or not at all (policies/context_parallel/).
 
     Returns:
         Lines to print.
     """
     if train.use_fast_kernels is False:
         return []
-    if train.batching_strategy == "padding":
+    if train.batching_strategy == "padding" and not shares_rows:
         prefixed = train.use_peft and train.peft_method == "prefix"  # in a cache, so keys are more than queries
         if prefixed or what_needs_masks(model) is not None:
             return []
@@ -155,7 +163,7 @@ def choose_attention(
         return _use_offsets(model, flash_4=flash_4) if is_served else []
     if device.type == "cpu":
         # Compiled layers would break where the offsets are read, but for sinks that is inside an operator.
-        if (has_sinks(model.config) or not train.compile) and what_hinders_offsets(model) is None:
+        if (has_sinks(model.config) or shares_rows or not train.compile) and what_hinders_offsets(model) is None:
             _use_offsets(model)
         return []
     # torch's flash kernels need the same generation of cards as bf16, Ampere or later.
@@ -167,6 +175,8 @@ def choose_attention(
     if obstacle:
         return [f"attention: {obstacle}; packed rows get a dense mask, which is slower"]
     notes = _use_offsets(model, flash_4=flash_4)
+    if train.batching_strategy == "padding":
+        return notes
     return ["attention: packed documents are told apart by their offsets (variable-length flash attention)", *notes]
 
 
@@ -197,7 +207,7 @@ def rows_that_need_offsets(model: PreTrainedModel, row_length: int, *, packed: b
         row_length: the most tokens of a row.
         packed: whether rows are packed; padded ones take a mask if their attention does.
     """
-    if model.config.get_text_config()._attn_implementation not in WITHOUT_MASKS:
+    if not goes_by_offsets(model.config.get_text_config()._attn_implementation):
         return "shared" if packed and state_layers(model) else "none"
     # Without offsets SDPA takes a row for one sequence. Its causal kernel is faster, but has no sliding windows.
     # Attention with sinks never goes there.

@@ -477,7 +477,7 @@ def test_timeout_seconds_is_short_for_step_timeout_seconds() -> None:
             "--eval 1",
             "did you mean --eval_every_steps or --evals_per_epoch or --eval_before_training or --eval_generate?",
         ),
-        ("--context 9", "did you mean --context_length?"),
+        ("--context 9", "did you mean --context_length or --context_parallel_size?"),
         ("--fsdp_config.shardng_strategy X", "did you mean --fsdp_config.sharding_strategy?"),
         ("--lora_config.targets q_proj", "did you mean --lora_config.target_modules?"),
         ("--lora_config.lora_rnk 4", "if lora_rank is meant, here it is --lora_config.r"),

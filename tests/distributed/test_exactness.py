@@ -125,6 +125,16 @@ def is_dear(case: Case) -> bool:
     return "--compile_optimizer" in case.extra or len(case.settings) > 2
 
 
+BY_TWO, BY_FOUR = ("--context_parallel_size", "2"), ("--context_parallel_size", "4")
+# Ranks that share rows count once in the global batch of 8. Two key heads are repeated for four ranks.
+SHARED_CASES = [
+    Case((2, 2, 4), "NO_SHARD", "full", "packing", BY_TWO),
+    Case((2, 1, 8), "FULL_SHARD", "full", "packing", (*BY_TWO, "--activation_checkpointing", "full")),
+    Case((2, 4, 2), "SHARD_GRAD_OP", "lora", "padding", (*BY_TWO, *SELECTIVE)),
+    Case((4, 4, 1), "HYBRID_SHARD", "full", "padding", BY_TWO),
+    Case((4, 2, 4), "FULL_SHARD", "lora", "packing", BY_FOUR),
+]
+
 # Every strategy and number of ranks goes through torchrun (or python, for one process), python in a new
 # interpreter, not a fork; tests/ranks/test_launchers.py has ranks that are none.
 REAL_CASE = Case((1, 1, 8), "SINGLE", "lora", "padding")
@@ -175,6 +185,14 @@ def references(models: dict[str, Path]) -> Made:
 
 @pytest.mark.parametrize("case", select(CASES, values_of, fast=lambda case: not is_dear(case)), ids=str)
 def test_losses_and_grad_norms_are_those_of_a_plain_loop(
+    case: Case, references: Made, models: dict[str, Path], process_group: ProcessGroup, tmp_path: Path
+) -> None:
+    process_group.train(case.flags(models[case.batching], tmp_path / "run"), world_size=case.split[0])
+    assert_agrees(tmp_path / "run", references[case.method, case.batching, case.num_frozen])
+
+
+@pytest.mark.parametrize("case", SHARED_CASES, ids=str)
+def test_so_they_are_if_ranks_share_rows(
     case: Case, references: Made, models: dict[str, Path], process_group: ProcessGroup, tmp_path: Path
 ) -> None:
     process_group.train(case.flags(models[case.batching], tmp_path / "run"), world_size=case.split[0])

@@ -95,7 +95,10 @@ def test_every_kept_sequence_comes_once_per_epoch_whole_and_with_its_labels(
 ) -> None:
     sequences = make_sequences(masks, context_length)
     kept = sorted((tuple(ids.tolist()), tuple(labels.tolist())) for ids, labels, _ in sequences)
-    loaders = [make_loader(sequences, strategy, context_length, layout, r, seed, 0) for r in range(layout.world_size)]
+    loaders = [
+        make_loader(sequences, strategy, context_length, layout, rank, seed, 0)
+        for rank in range(layout.data_parallel_size)
+    ]
     for epoch in (0, 1):
         steps = steps_of(loaders, epoch)
         assert sorted(sequence for step in steps for sequence in step) == kept
@@ -128,7 +131,8 @@ def test_a_steps_sequences_are_the_same_for_any_cut_of_the_global_batch(
         np.random.seed(len(found))
         torch.manual_seed(len(found))
         loaders = [
-            make_loader(sequences, strategy, context_length, layout, rank, seed, 0) for rank in range(layout.world_size)
+            make_loader(sequences, strategy, context_length, layout, rank, seed, 0)
+            for rank in range(layout.data_parallel_size)
         ]
         found.append(steps_of(loaders, epoch))
     assert found[0] == found[1]
@@ -145,7 +149,7 @@ def as_lists(steps: Any) -> list[Any]:
 def assert_epoch_can_be_entered(data: st.DataObject, num_workers: int) -> None:
     strategy, seed = data.draw(STRATEGIES), data.draw(st.one_of(st.none(), st.integers(0, 9)))
     sequences, layout = make_sequences(data.draw(MASKS), 16), data.draw(LAYOUTS)
-    rank = data.draw(st.integers(0, layout.world_size - 1))
+    rank = data.draw(st.integers(0, layout.data_parallel_size - 1))
     loader = make_loader(sequences, strategy, 16, layout, rank, seed, num_workers)
     plain = make_loader(sequences, strategy, 16, layout, rank, seed, 0)
     for epoch in data.draw(st.lists(st.integers(0, 3), min_size=1, max_size=3)):

@@ -23,7 +23,7 @@ NUM_ROWS = st.integers(1, 70)
 def steps_by_rank(num_rows: int, layout: BatchLayout, *, seed: int | None = 1, epoch: int = 0) -> list[list[Any]]:
     """[rank][step][micro-batch] -> rows."""
     ranks = []
-    for rank in range(layout.world_size):
+    for rank in range(layout.data_parallel_size):
         sampler = StepSampler(num_rows, layout, rank, seed)
         sampler.epoch = epoch
         ranks.append(list(sampler.steps()))

@@ -92,7 +92,7 @@ def loaded(stream: Stream, layout: BatchLayout, num_workers: int = 0, first_step
                 stream, layout, rank=rank, collate=collate, num_workers=num_workers, say=lambda line: None
             ).epoch(0, first_step)
         )
-        for rank in range(layout.world_size)
+        for rank in range(layout.data_parallel_size)
     ]
     for shares in zip(*ranks, strict=True):
         assert len({len(share) for share in shares}) == 1, "every rank makes the same number of micro-batches"

@@ -30,7 +30,7 @@ def yielded(rows: Rows, layout: BatchLayout, *, seed: int, num_steps: int) -> li
         return len(batch), int(INPUTS.of(inputs)), int(TARGETS.of(targets))
 
     found: list[list[tuple[int, int, int]]] = [[] for _ in range(num_steps)]
-    for rank in range(layout.world_size):
+    for rank in range(layout.data_parallel_size):
         loader = StepLoader(rows, layout, rank=rank, seed=seed, collate=shape)
         epochs = -(-num_steps // len(loader))
         steps = (step for epoch in range(epochs) for step in loader.epoch(epoch))
