@@ -169,5 +169,12 @@ def read_data(
     if not is_resumed:
         resolved, data = with_enough_steps(resolved, data)
     train, memory_bytes = resolved.config.train_config, env.device_facts.memory_bytes
-    check_batch_sizes(train, data, resolved.model_config, vocab_size, memory_bytes=memory_bytes)
+    check_batch_sizes(
+        train,
+        data,
+        resolved.model_config,
+        vocab_size,
+        memory_bytes=memory_bytes,
+        num_sharing=resolved.policies.context.size,
+    )
     return resolved, data, vocab_size

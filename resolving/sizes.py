@@ -53,7 +53,7 @@ def check_model_sizes(config: RunConfig, model_config: PreTrainedConfig, context
     hidden = _hidden_size(model_config)
     _refuse_above(
         env.device_facts.memory_bytes,
-        context_length * hidden * 4,
+        context_length * hidden * 4 // config.fsdp_config.context_parallel_size,
         "--context_length",
         f"a row of {context_length:,} tokens",
     )
@@ -70,11 +70,18 @@ def check_model_sizes(config: RunConfig, model_config: PreTrainedConfig, context
 
 
 def check_batch_sizes(
-    train: TrainConfig, data: RunData, model_config: PreTrainedConfig, vocab_size: int, *, memory_bytes: int
+    train: TrainConfig,
+    data: RunData,
+    model_config: PreTrainedConfig,
+    vocab_size: int,
+    *,
+    memory_bytes: int,
+    num_sharing: int = 1,
 ) -> None:
     """Refuse micro-batches that need more memory than the device has, given the rows of this data.
 
     Args:
+        num_sharing: ranks that share each row.
         vocab_size: rows of the embeddings.
         memory_bytes: of the device.
 
@@ -91,7 +98,7 @@ def check_batch_sizes(
         # A stream has rows without end, as long as its first sequences under padding.
         mean_length = float(rows.lengths.mean()) if rows is not None else float(sequences.lengths.mean())
         num_rows = min(batch_size, len(rows)) if rows is not None else batch_size
-        num_tokens = int(num_rows * mean_length)
+        num_tokens = int(num_rows * mean_length) // num_sharing
         what = f"a micro-batch of {plural(num_rows, 'row')} ({plural(num_tokens, 'token')})"
         _refuse_above(memory_bytes, num_tokens * 4 * _hidden_size(model_config), flag, what)
         share = int(np.count_nonzero(sequences.labels != IGNORE_INDEX)) / len(sequences.input_ids)

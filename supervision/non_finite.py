@@ -45,7 +45,7 @@ def describe_non_finite(
     # After the gather every rank has the same lists, so all enter the second one, or none.
     if not any(suspects):
         what, suspects = "gradient", gather_to_all(error.rows_of_step)
-    rows = ", ".join(describe_row(row, datasets) for row in sorted(row for rows in suspects for row in rows))
+    rows = ", ".join(describe_row(row, datasets) for row in sorted({row for rows in suspects for row in rows}))
     remedy = "Look at those rows, or lower --lr, or give --gradient_clipping"
     if is_fp16:
         remedy += (

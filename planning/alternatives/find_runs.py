@@ -163,7 +163,8 @@ def _micro_batches(
     train = config.train_config
     rows_per_rank = train.batch_size_training * train.gradient_accumulation_steps
     if train.global_batch_size is not None:
-        rows_per_rank = max(1, train.global_batch_size // hardware.world_size)
+        data_parallel_size = max(1, hardware.world_size // config.fsdp_config.context_parallel_size)
+        rows_per_rank = max(1, train.global_batch_size // data_parallel_size)
     for rows in MICRO_BATCHES:
         of_batch: tuple[str, ...] = ("--batch_size_training", str(rows))
         if train.global_batch_size is None:

@@ -104,6 +104,9 @@ def device_changes(
     if phase in _OF_STEPS and may_move and not (is_cpu or train.activation_offloading):
         offloaded = ("--activation_checkpointing", "full", "--activation_offloading", "True")
         yield Change("activations in host memory", offloaded)
+    if phase in (*_OF_STEPS, "evaluation") and train.batch_size_training == 1:
+        for size in _larger_groups(fsdp.context_parallel_size, world_size):
+            yield Change(f"each row shared by {size} ranks", _shared_rows(config, size))
     if phase in _OF_MODEL and world_size > 1 and not (train.enable_fsdp and fsdp.sharding_strategy == "FULL_SHARD"):
         # --hsdp stands for --sharding_strategy HYBRID_SHARD, and would contradict the flags below.
         short = ("--hsdp", "False") if config.was_given("fsdp_config.hsdp") else ()
@@ -127,6 +130,20 @@ def device_changes(
     length = train.context_length
     if phase in (*_OF_STEPS, "evaluation", "generation") and length is not None and length > 1024:
         yield Change("shorter rows", ("--context_length", str(length // 2)))
+
+
+def _larger_groups(size: int, world_size: int) -> list[int]:
+    """Numbers of ranks that could share rows, more than now."""
+    return [number for number in (2, 4, 8) if number > size and number % size == 0 and world_size % number == 0]
+
+
+def _shared_rows(config: RunConfig, size: int) -> tuple[str, ...]:
+    """Flags with which so many ranks share rows; as many rows per step."""
+    train, flags = config.train_config, ("--context_parallel_size", str(size))
+    if train.global_batch_size is not None:
+        return flags
+    accumulation = train.gradient_accumulation_steps * size // config.fsdp_config.context_parallel_size
+    return (*flags, "--gradient_accumulation_steps", str(accumulation))
 
 
 def host_changes(config: RunConfig, *, is_cpu: bool) -> Iterator[Change]:

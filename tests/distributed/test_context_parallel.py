@@ -20,7 +20,6 @@ from tests.helpers.processes import ProcessGroup, log_lines, read_metrics
 from tests.helpers.resuming import as_if_killed_after, flags_of, results
 
 BY_TWO, BY_FOUR = ("--context_parallel_size", "2"), ("--context_parallel_size", "4")
-# Documents of a packed row are apart; with windows, offsets are there for padded rows, too.
 FIGURES = ("loss", "rouge1", "busiest_expert_share")
 
 
@@ -66,6 +65,21 @@ def test_losses_evaluations_answers_and_checkpoints_are_those_of_whole_rows(
         moved = as_if_killed_after(3, tmp_path / "run", tmp_path / f"moved{ranks}")
         process_group.train(flags_of(tiny_model, moved, *GENERATING, *shared, "--resume", "auto"), ranks)
         assert_alike(moved, whole)
+
+
+SETTINGS = {
+    "a stream": ("--streaming", "--batching_strategy", "packing", "--run_validation", "False"),
+    "4 bits": ("--use_peft", "--quantization", "4bit", "--lora_config.lora_dropout", "0", "--enable_fsdp"),
+    "tiles": ("--tile_tokens", "16", "--activation_checkpointing", "full", "--activation_offloading"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("settings", SETTINGS)
+def test_so_they_are_with(settings: str, tiny_model: Path, process_group: ProcessGroup, tmp_path: Path) -> None:
+    for name, shared in (("whole", ()), ("shared", BY_TWO)):
+        process_group.train(flags_of(tiny_model, tmp_path / name, *SETTINGS[settings], *shared), 2)
+    assert_alike(tmp_path / "shared", tmp_path / "whole")
 
 
 @pytest.mark.slow

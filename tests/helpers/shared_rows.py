@@ -12,7 +12,8 @@ import torch.distributed as dist
 
 from data.batches.padding import PaddedWidth
 from policies.attention.choice import BY_OFFSETS
-from policies.context_parallel.attention import share_attention
+from policies.attention.functions import attention_by_offsets
+from policies.context_parallel.attention import over_ranks, share_attention
 from policies.context_parallel.proof import find_other_losses
 from policies.loss.summed_loss import use_summed_loss
 from ranks.context_group import ContextGroup
@@ -49,6 +50,7 @@ def compare(folder: Path) -> None:
             difference = float((sums[1:] - gradients).abs().max() / gradients.abs().max())
             found[f"{name} {packing}"] = [abs(float(sums[0]) / loss - 1), difference]
     found["proof"] = _proof(group)
+    found["compiled"] = _compiled(group)
     (folder / f"{rank}.json").write_text(json.dumps(found))
     dist.destroy_process_group()
 
@@ -57,6 +59,27 @@ def _model(name: str) -> Any:
     model = make_model(name, BY_OFFSETS)
     use_summed_loss(model, TASK.backbone(model), 7, TASK.compute_logits)
     return model
+
+
+def _compiled(group: ContextGroup) -> list[float]:
+    """Differences of an attention's output and gradients, in one graph and as it is written."""
+    attend, module = over_ranks(attention_by_offsets, group), torch.nn.Identity()
+    cu_seqlens = torch.tensor([0, 5 * group.size, 8 * group.size], dtype=torch.int32)
+
+    def attention(*tensors: torch.Tensor) -> torch.Tensor:
+        query, key, value, sinks = tensors
+        options = {"s_aux": sinks, "cu_seq_lens_q": cu_seqlens, "max_length_q": 5 * group.size}
+        return attend(module, 2 * query, key, value, None, **options)[0].sin()
+
+    results = []
+    for function in (attention, torch.compile(attention, fullgraph=True, backend="aot_eager")):
+        generator = torch.Generator().manual_seed(group.rank)
+        shapes = [(1, 4, 8, 8), (1, 2, 8, 8), (1, 2, 8, 8), (4,)]
+        tensors = [torch.randn(shape, generator=generator).requires_grad_() for shape in shapes]
+        output = function(*tensors)
+        output.sum().backward()
+        results.append([output.detach(), *(tensor.grad for tensor in tensors)])
+    return [float((one - other).abs().max()) for one, other in zip(*results, strict=True)]
 
 
 def _proof(group: ContextGroup) -> list[str | None]:

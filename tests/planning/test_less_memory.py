@@ -49,6 +49,7 @@ def test_flags_take_the_place_of_what_sets_the_same() -> None:
     [
         [],
         ["--enable_fsdp", "--batch_size_training", "6"],
+        ["--batch_size_training", "1", "--gradient_accumulation_steps", "2"],
         ["--use_peft", "--quantization", "4bit", "--global_batch_size", "8"],
         ["--enable_fsdp", "--hsdp", "--fsdp_cpu_offload", "--pure_bf16", "--optimizer", "SGD"],
         ["--eval_generate", "--num_beams", "4", "--val_batch_size", "8", "--loss_chunk_size", "0"],
@@ -61,9 +62,22 @@ def test_every_suggestion_is_a_command_that_is_not_refused(phase: str, given: li
         after = parse_flags(changed_flags(argv, change.flags))
         assert after.to_dict() != config.to_dict()
         before_rows, after_rows = (
-            c.train_config.batch_size_training * c.train_config.gradient_accumulation_steps for c in (config, after)
+            c.train_config.batch_size_training
+            * c.train_config.gradient_accumulation_steps
+            / c.fsdp_config.context_parallel_size
+            for c in (config, after)
         )
         assert after_rows == before_rows or config.train_config.global_batch_size
+
+
+def test_ranks_share_a_row_that_is_too_long_for_one() -> None:
+    config = parse_flags([*MODEL, "--batch_size_training", "1", "--gradient_accumulation_steps", "3"])
+    flags = [change.flags for change in device_changes(config, "backward", 4)]
+    assert ("--context_parallel_size", "2", "--gradient_accumulation_steps", "6") in flags
+    assert ("--context_parallel_size", "4", "--gradient_accumulation_steps", "12") in flags
+    assert not any("8" in flag for flag in flags)
+    alone = [change.flags for change in device_changes(config, "backward", 1)]
+    assert not any("--context_parallel_size" in flag for flag in alone)
 
 
 def test_behind_auto_come_the_fixed_modes_that_recompute_more() -> None:
