@@ -33,6 +33,7 @@ from planning.out_of_memory.report import OutOfMemoryReport
 from policies.clipping import clip_grad_norm
 from policies.compilation.layers import compilation_named
 from policies.guarded_step import guarded_step
+from policies.optimizers.offload import last_gradients
 from policies.sharding import micro_batch_context, reshard
 from preparation import results
 from preparation.building import Trainable
@@ -240,7 +241,8 @@ def train_step(
     for index, batch in enumerate(micro_batches):
         is_last = index == len(micro_batches) - 1
         # Gradients are reduced over ranks in the last micro-batch's backward; in each, if they accumulate sharded.
-        with micro_batch_context(model, trainable.accumulation, is_first=index == 0, is_last=is_last):
+        in_step = micro_batch_context(model, trainable.accumulation, is_first=index == 0, is_last=is_last)
+        with in_step, last_gradients(optimizer, is_last=is_last):
             loss = trainable.summed_loss(model, batch.to(device), loss_grad)
             if index == 0:
                 on_phase("after_forward")

@@ -2,7 +2,7 @@
 
     python -m benchmarks.host_copies --gib 8
 
-The first rows pin chunks: as torch does, and as policies/activations/host_pool.py does with several threads. The others
+The first rows pin chunks: as torch does, and as policies/pinned_memory.py does with several threads. The others
 copy one tensor through the pool's pages, and through one block of torch's.
 """
 
@@ -17,8 +17,9 @@ from typing import Any, TypeVar
 
 import torch
 
-from policies.activations.host_pool import CHUNK_BYTES, Chunk, HostPool, pinned_chunk
+from policies.activations.host_pool import CHUNK_BYTES, HostPool
 from policies.activations.transfers import StreamTransfers
+from policies.pinned_memory import Region, pinned_region
 from utils.units import GIB
 
 T = TypeVar("T")
@@ -38,8 +39,8 @@ def pin_by_torch(num_chunks: int) -> list[torch.Tensor]:
     return [torch.empty(CHUNK_BYTES, dtype=torch.uint8, pin_memory=True) for _ in range(num_chunks)]
 
 
-def pin_in_threads(executor: ThreadPoolExecutor, num_chunks: int) -> list[Chunk]:
-    return [*executor.map(lambda _: pinned_chunk(), range(num_chunks))]
+def pin_in_threads(executor: ThreadPoolExecutor, num_chunks: int) -> list[Region]:
+    return [*executor.map(pinned_region, [CHUNK_BYTES] * num_chunks)]
 
 
 def pinning_rows(num_chunks: int) -> Iterable[tuple[str, float]]:
@@ -61,7 +62,7 @@ def copy_rows(num_bytes: int, device: torch.device) -> Iterable[tuple[str, float
     """Copies of one tensor, and their GiB per second, from the second one on."""
     tensor = torch.empty(num_bytes, dtype=torch.uint8, device=device)
     whole = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
-    transfers = StreamTransfers(device, HostPool(pinned_chunk, 8))
+    transfers = StreamTransfers(device, HostPool(pinned_region, 8))
 
     def out() -> Any:
         copies, copied = transfers.to_host([tensor.untyped_storage()])

@@ -23,6 +23,7 @@ from planning.machines.group_speeds import Speeds
 from planning.machines.hardware import Hardware
 from planning.model.planned_model import PlannedModel
 from policies.mixed_precision import DTYPES
+from policies.optimizers.build import steps_early
 from policies.wrapping import find_layers, outermost
 from resolving.batches_and_steps import resolve_num_steps
 from tasks.flops import shares_of_experts
@@ -115,6 +116,7 @@ def step_parts(
     exchange_seconds: float = 0.0,
     host_transfer_seconds: float = 0.0,
     host_bytes_per_second: float = HOST_BYTES_PER_SECOND,
+    overlapped_seconds: float = 0.0,
 ) -> StepParts:
     """The seconds of one optimizer step.
 
@@ -124,6 +126,7 @@ def step_parts(
         exchange_seconds: of collectives that computing waits for, of ranks that share rows.
         host_transfer_seconds: of a step's copies between device and host.
         host_bytes_per_second: this rank's share of its node's.
+        overlapped_seconds: of computing, beside which the optimizer may work in host memory.
     """
     matrix, attention, other = work.device_seconds(rates)
     copies = copied_bytes / rates.memory_bytes
@@ -136,7 +139,8 @@ def step_parts(
         attention=num_micro_batches * attention,
         other_kernels=num_micro_batches * other + copies,
         host_launches=waits,
-        optimizer=optimizer.device_bytes / rates.memory_bytes + optimizer.host_bytes / host_bytes_per_second,
+        optimizer=optimizer.device_bytes / rates.memory_bytes
+        + max(0.0, optimizer.host_bytes / host_bytes_per_second - overlapped_seconds),
         host_transfers=host_transfer_seconds,
         communication=communication - hidden + exchange_seconds,
     )
@@ -193,7 +197,10 @@ def plan_time(
     exchanges = num_micro_batches * exchange_seconds(planned, counts, speeds, ranks_per_node)
     work = work or micro_batch_work(planned, counts)
     host_bytes_per_second = 1e9 * _HOST_LINK_SHARE * (hardware.card.host_gb_per_second or math.inf)
-    moving = _moving_seconds(planned, sum(work.device_seconds(rates)), moved_bytes / host_bytes_per_second)
+    computing = sum(work.device_seconds(rates))
+    backward = computing - computing / thirds(passes(planned))
+    steps_on_host = planned.config.fsdp_config.optimizer_cpu_offload and layout.kind != "ddp"
+    moving = _moving_seconds(planned, computing, moved_bytes / host_bytes_per_second)
     step = step_parts(
         work,
         optimizer,
@@ -205,6 +212,7 @@ def plan_time(
         exchange_seconds=exchanges,
         host_transfer_seconds=transfers / host_bytes_per_second + num_micro_batches * moving,
         host_bytes_per_second=HOST_BYTES_PER_SECOND / ranks_per_node,
+        overlapped_seconds=backward if steps_on_host and steps_early(train) else 0.0,
     )
     evaluation = 0.0
     if train.run_validation is not False and eval_work is not None and num_eval_rows:

@@ -1,8 +1,7 @@
 """Host memory for copies of tensors, pinned once and used again by every step.
 
-Pinning is slow: the kernel finds, clears and locks each page, at about the rate of one core, so doing it for each copy
-would take longer than the copies. torch keeps pinned blocks, too, but rounds each up to a power of two
-(ATen/core/CachingHostAllocator.h). Here a copy takes as many pages of PAGE_BYTES as it needs, anywhere in the pool, so
+Pinning is slow: the kernel finds, clears and locks each page, so doing it for each copy would take longer than the
+copies. Here a copy takes as many pages of PAGE_BYTES as it needs, anywhere in the pool, so
 rows of all lengths share them and at most one page per copy is not full.
 
 Threads make the pool in chunks, before the first step and while it computes; a copy waits only for the chunks it needs.
@@ -10,18 +9,16 @@ Threads make the pool in chunks, before the first step and while it computes; a 
 
 from __future__ import annotations
 
-import mmap
 import threading
 import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
-from typing import Any
 
 import torch
 
+from policies.pinned_memory import Region
 from utils.errors import RunError, in_one_line
 from utils.units import GIB
 
@@ -31,41 +28,9 @@ PAGE_BYTES = 4 * 2**20
 CHUNK_BYTES = 2**28
 PAGES_PER_CHUNK = CHUNK_BYTES // PAGE_BYTES
 
-NUM_THREADS = 8  # that pin at once, at most; more wait for the kernel's locks
-
-_PORTABLE = 1  # cudaHostRegisterPortable: pinned for all contexts
-
 
 class HostMemoryError(RunError):
     """Host memory for copies could not be had."""
-
-
-class Chunk:
-    """CHUNK_BYTES of host memory, and what gives them back."""
-
-    def __init__(self, memory: torch.Tensor, release: Callable[[], Any] = lambda: None) -> None:
-        self.memory, self.release = memory, release
-
-
-def plain_chunk() -> Chunk:
-    """Memory as it comes: for a device that is the host, and for tests."""
-    return Chunk(torch.empty(CHUNK_BYTES, dtype=torch.uint8))
-
-
-def pinned_chunk() -> Chunk:
-    """Pinned memory. Call it in a thread of its own: CUDA keeps the last error of each thread."""
-    region = mmap.mmap(-1, CHUNK_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    with suppress(OSError):  # advice that a kernel may not take
-        region.madvise(mmap.MADV_HUGEPAGE)  # 2 MiB at a time are found and locked faster
-    with suppress(OSError):
-        region.madvise(mmap.MADV_DONTFORK)  # a data loader's process must not share pages that the GPU writes
-    memory = torch.frombuffer(region, dtype=torch.uint8)
-    memory.zero_()  # all pages are found and cleared here, in parallel; pinning alone does it on one core
-    cudart: Any = torch.cuda.cudart()
-    if int(cudart.cudaHostRegister(memory.data_ptr(), CHUNK_BYTES, _PORTABLE)) == 0:
-        return Chunk(memory, lambda: cudart.cudaHostUnregister(memory.data_ptr()))
-    # A sandbox may not let user memory be pinned. torch asks the driver for its own; a power of two is not rounded up.
-    return Chunk(torch.empty(CHUNK_BYTES, dtype=torch.uint8, pin_memory=True))
 
 
 class HostBlock:
@@ -86,19 +51,19 @@ class HostBlock:
 class HostPool:
     """Pages of host memory. It grows when it lacks pages, and is given up with its last reference."""
 
-    def __init__(self, make_chunk: Callable[[], Chunk], num_threads: int = 1) -> None:
+    def __init__(self, make_region: Callable[[int], Region], num_threads: int = 1) -> None:
         """
         Args:
-            make_chunk: called in threads of the pool.
+            make_region: called in threads of the pool.
             num_threads: that make chunks at once.
         """
-        self._make_chunk = make_chunk
+        self._make_region = make_region
         self._free: deque[torch.Tensor] = deque()
         self._arrival = threading.Condition()
         self._num_coming = 0  # chunks
         self._error: BaseException | None = None
         self._began = 0.0
-        self._chunks: list[Chunk] = []
+        self._chunks: list[Region] = []
         self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix="host-pool")
         # Not at exit: the process's end frees all, and a device that hangs would hold it up.
         weakref.finalize(self, _release, self._chunks, self._threads).atexit = False
@@ -149,9 +114,9 @@ class HostPool:
         self._began = self._began or time.perf_counter()
         for _ in range(num_chunks):
             self._num_coming += 1
-            self._threads.submit(_deliver, weakref.ref(self), self._make_chunk)
+            self._threads.submit(_deliver, weakref.ref(self), self._make_region)
 
-    def arrive(self, chunk: Chunk | None, error: BaseException | None) -> None:
+    def arrive(self, chunk: Region | None, error: BaseException | None) -> None:
         """A chunk is there, or cannot be had."""
         with self._arrival:
             self._num_coming -= 1
@@ -173,12 +138,12 @@ def chunk_bytes(num_bytes: int) -> int:
     return -(-num_bytes // CHUNK_BYTES) * CHUNK_BYTES
 
 
-def _deliver(pool: weakref.ref[HostPool], make_chunk: Callable[[], Chunk]) -> None:
+def _deliver(pool: weakref.ref[HostPool], make_region: Callable[[int], Region]) -> None:
     chunk, error = None, None
     if pool() is None:
         return
     try:
-        chunk = make_chunk()
+        chunk = make_region(CHUNK_BYTES)
     except BaseException as raised:  # the thread that waits raises it
         error = raised
     if (alive := pool()) is not None:
@@ -187,7 +152,7 @@ def _deliver(pool: weakref.ref[HostPool], make_chunk: Callable[[], Chunk]) -> No
         chunk.release()
 
 
-def _release(chunks: list[Chunk], threads: ThreadPoolExecutor) -> None:
+def _release(chunks: list[Region], threads: ThreadPoolExecutor) -> None:
     threads.shutdown(wait=False, cancel_futures=True)
     for chunk in chunks:
         chunk.release()

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from typing import Any, Protocol
 
 import torch
 
-from policies.activations.host_pool import NUM_THREADS, HostBlock, HostPool, pinned_chunk, plain_chunk
+from policies.activations.host_pool import HostBlock, HostPool
+from policies.pinned_memory import num_threads, plain_region, region_maker
 
 
 class Transfers(Protocol):
@@ -79,7 +79,7 @@ class HostTransfers:
     pinned = None
 
     def __init__(self) -> None:
-        self.pool = HostPool(plain_chunk)
+        self.pool = HostPool(plain_region)
 
     def make_ahead(self, num_bytes: int) -> None: ...
 
@@ -108,13 +108,7 @@ def transfers_for(device: torch.device, local_world_size: int) -> Transfers:
     """
     if device.type != "cuda":
         return HostTransfers()
-    num_threads = max(1, min(NUM_THREADS, len(os.sched_getaffinity(0)) // local_world_size))
-
-    def make_chunk() -> Any:
-        torch.cuda.set_device(device)  # of this thread
-        return pinned_chunk()
-
-    return StreamTransfers(device, HostPool(make_chunk, num_threads))
+    return StreamTransfers(device, HostPool(region_maker(device), num_threads(local_world_size)))
 
 
 def bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from configs.fsdp import FsdpConfig
@@ -25,8 +26,15 @@ def build_optimizer(model: nn.Module, train: TrainConfig, fsdp: FsdpConfig) -> O
     kind = kind_of(fsdp.optimizer)
     groups = parameter_groups(model, decay_norms_and_biases=train.decay_norms_and_biases)
     if fsdp.optimizer_cpu_offload:
-        return CPUOffloadOptimizer(groups, lambda copies: kind.build(copies, train, fsdp))
+        # Else gradients are divided, or reduced, after backward has made them.
+        is_early = steps_early(train) and not isinstance(model, DistributedDataParallel)
+        return CPUOffloadOptimizer(groups, lambda copies: kind.build(copies, train, fsdp), begins_early=is_early)
     return kind.build(groups, train, fsdp)
+
+
+def steps_early(train: TrainConfig) -> bool:
+    """Whether gradients are final once backward has made them: they are not clipped, and no loss scale is in them."""
+    return not (train.gradient_clipping or train.use_fp16)
 
 
 def state_bytes(parameter: torch.Tensor, train: TrainConfig, fsdp: FsdpConfig, *, local: bool = False) -> int:

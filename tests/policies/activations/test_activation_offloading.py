@@ -20,9 +20,10 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 import finetuning
 import policies.activations.offloading
 from policies.activations.checkpointing import Checkpointing, apply_activation_checkpointing
-from policies.activations.host_pool import CHUNK_BYTES, PAGE_BYTES, HostPool, pinned_chunk
+from policies.activations.host_pool import CHUNK_BYTES, PAGE_BYTES, HostPool
 from policies.activations.offloading import Offloading
 from policies.activations.transfers import HostTransfers, StreamTransfers, Transfers, transfers_for
+from policies.pinned_memory import pinned_region
 from policies.wrapping import find_layers
 from tests.helpers.generated import flags, write_rows
 from tests.helpers.pairwise import slow_but
@@ -273,7 +274,7 @@ def test_copies_on_a_stream_of_their_own_give_the_same_bits_and_pin_nothing_afte
 
 @needs_gpu
 def test_a_pool_of_pinned_memory_holds_the_bytes_of_the_device() -> None:
-    transfers = StreamTransfers(torch.device("cuda"), HostPool(pinned_chunk, 2))
+    transfers = StreamTransfers(torch.device("cuda"), HostPool(pinned_region, 2))
     numbers = [torch.randint(256, (size,), dtype=torch.uint8, device="cuda") for size in (1, PAGE_BYTES, 2**28 + 5)]
     copies, copied = transfers.to_host([one.untyped_storage() for one in numbers])
     transfers.wait(copied)

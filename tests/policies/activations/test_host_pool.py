@@ -12,14 +12,13 @@ import torch
 from policies.activations.host_pool import (
     CHUNK_BYTES,
     PAGE_BYTES,
-    Chunk,
     HostBlock,
     HostMemoryError,
     HostPool,
     chunk_bytes,
-    plain_chunk,
     pool_bytes,
 )
+from policies.pinned_memory import Region, plain_region
 
 
 def write(block: HostBlock, contents: torch.Tensor) -> None:
@@ -35,7 +34,7 @@ def read(block: HostBlock) -> torch.Tensor:
 
 
 def test_copies_of_all_sizes_share_the_pages_and_none_overlaps() -> None:
-    pool, draw, held = HostPool(plain_chunk), random.Random(0), dict[int, HostBlock]()
+    pool, draw, held = HostPool(plain_region), random.Random(0), dict[int, HostBlock]()
     for value in range(60):
         size = draw.choice([1, PAGE_BYTES - 1, PAGE_BYTES, PAGE_BYTES + 1, 5 * PAGE_BYTES + 7])
         held[value] = pool.take(size)
@@ -52,7 +51,7 @@ def test_a_pool_takes_as_many_bytes_as_were_planned() -> None:
     sizes = [10 * PAGE_BYTES + 1] * 8
     planned = chunk_bytes(sum(map(pool_bytes, sizes)))
     assert (pool_bytes(sizes[0]), planned) == (11 * PAGE_BYTES, 2 * CHUNK_BYTES)
-    pool = HostPool(plain_chunk, num_threads=2)
+    pool = HostPool(plain_region, num_threads=2)
     pool.make_ahead(planned)
     blocks = [pool.take(size) for size in sizes]
     assert pool.num_bytes == planned
@@ -65,10 +64,10 @@ def test_a_pool_takes_as_many_bytes_as_were_planned() -> None:
 def test_a_copy_waits_for_memory_that_is_on_its_way() -> None:
     may_come, calls = threading.Event(), list[int]()
 
-    def make() -> Chunk:
+    def make(size: int) -> Region:
         calls.append(1)
         assert may_come.wait(10)
-        return plain_chunk()
+        return plain_region(size)
 
     pool = HostPool(make)
     pool.make_ahead(1)
@@ -79,7 +78,7 @@ def test_a_copy_waits_for_memory_that_is_on_its_way() -> None:
 
 
 def test_memory_that_cannot_be_had_ends_the_run_in_one_line() -> None:
-    def make() -> Chunk:
+    def make(size: int) -> Region:
         raise RuntimeError("no pages\nleft")
 
     pool = HostPool(make)
@@ -89,7 +88,7 @@ def test_memory_that_cannot_be_had_ends_the_run_in_one_line() -> None:
 
 def test_memory_is_released_with_the_last_reference() -> None:
     released = []
-    pool = HostPool(lambda: Chunk(plain_chunk().memory, lambda: released.append(1)))
+    pool = HostPool(lambda size: Region(plain_region(size).memory, lambda: released.append(1)))
     block = pool.take(2 * CHUNK_BYTES)
     del pool
     gc.collect()

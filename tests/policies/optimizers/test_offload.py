@@ -22,7 +22,7 @@ import policies.optimizers.offload as optimizer_offload
 from configs.flags import parse_flags
 from policies.optimizers.anyprecision import AnyPrecisionAdamW
 from policies.optimizers.build import build_optimizer
-from policies.optimizers.offload import CPUOffloadOptimizer
+from policies.optimizers.offload import CPUOffloadOptimizer, TensorsOnHost, last_gradients
 from reporting.memory_ledger import optimizer_tensors
 
 OPTIMIZERS: dict[str, Callable[[Any], Optimizer]] = {
@@ -88,6 +88,78 @@ def test_weights_and_states_are_those_of_the_optimizer_inside(
     assert sum(map(torch.Tensor.numel, optimizer_tensors(offloaded))) == sum(
         map(torch.Tensor.numel, optimizer_tensors(optimizer))
     )
+
+
+def loss_of(model: nn.Module, seed: int) -> torch.Tensor:
+    numbers = torch.randn(6, 5, generator=torch.Generator().manual_seed(seed))
+    return model(numbers.to(next(model.parameters()).dtype)).square().mean()
+
+
+@pytest.mark.parametrize("bucket_bytes", [1, 100, 2**28])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_updates_that_begin_in_backward_are_those_of_the_plain_step(
+    name: str, dtype: torch.dtype, bucket_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(optimizer_offload, "BUCKET_BYTES", bucket_bytes)
+    model, plain = make_model(dtype), make_model(dtype)
+    ours = CPUOffloadOptimizer(groups(model), OPTIMIZERS[name], begins_early=True)
+    theirs = OPTIMIZERS[name]([*plain.parameters()])
+    for step in range(6):
+        for one, optimizer in ((model, ours), (plain, theirs)):
+            optimizer.param_groups[0]["lr"] = 0.1 * 0.8**step
+            for part in range(2):  # micro-batches, whose gradients are added
+                with last_gradients(optimizer, is_last=part == 1):
+                    loss_of(one, 2 * step + part).backward()
+                begun = {id(p) for p in ours._begun} if optimizer is ours else set()
+                is_last_of_ours = optimizer is ours and part == 1
+                assert begun == ({id(p) for p in model.parameters()} if is_last_of_ours else set())
+            before = [p.detach().clone() for p in one.parameters()]  # weights change in step() alone
+            optimizer.step()
+            assert optimizer is theirs or not any(map(torch.equal, before, one.parameters()))
+            optimizer.zero_grad()
+    assert_same(model, plain)
+    for parameter, other in zip(model.parameters(), plain.parameters(), strict=True):
+        mine, others = ours.state[parameter], theirs.state[other]
+        assert all(torch.equal(torch.as_tensor(mine[key]), torch.as_tensor(value)) for key, value in others.items())
+
+
+def test_a_step_begins_early_only_where_gradients_are_final_after_backward() -> None:
+    flags = ["--model_name", "m", "--optimizer_cpu_offload"]
+    for more, is_early in (([], True), (["--gradient_clipping"], False), (["--use_fp16"], False)):
+        config = parse_flags([*flags, *more])
+        model = make_model()
+        optimizer = build_optimizer(model, config.train_config, config.fsdp_config)
+        assert isinstance(optimizer, CPUOffloadOptimizer)
+        with last_gradients(optimizer, is_last=True):
+            loss_of(model, 0).backward()
+        assert bool(optimizer._begun) == is_early
+
+
+def test_an_error_in_an_update_reaches_the_step() -> None:
+    class Failing(SGD):
+        def step(self, closure: Any = None) -> Any:
+            raise ValueError("no step")
+
+    model = make_model()
+    optimizer = CPUOffloadOptimizer(groups(model), lambda tensors: Failing(tensors, lr=0.1), begins_early=True)
+    with last_gradients(optimizer, is_last=True):
+        loss_of(model, 0).backward()
+    with pytest.raises(ValueError, match="no step"):
+        optimizer.step()
+
+
+def test_tensors_on_the_host_lie_side_by_side_and_do_not_overlap(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(optimizer_offload, "REGION_BYTES", 200)
+    shapes = [(3, 5), (1,), (0,), (64,), (7, 3), (33,)]
+    parameters = [nn.Parameter(torch.empty(shape, dtype=torch.bfloat16)) for shape in shapes]
+    found = TensorsOnHost(parameters, torch.device("cpu"))
+    for value, tensor in enumerate(found.tensors):
+        tensor.fill_(value)
+    for value, (tensor, parameter) in enumerate(zip(found.tensors, parameters, strict=True)):
+        assert torch.equal(tensor, torch.full_like(parameter, value))
+        assert tensor.data_ptr() % 2 == 0
+    assert [region.memory.numel() for region in found._regions] == [256, 192]
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
