@@ -106,6 +106,7 @@ for name, flags in {
     "adamw-offload": ["--optimizer_cpu_offload"],
 }.items():
     ROWS[f"llama13b-{name}"] = Workload("llama13b", 1, 512, ["--pure_bf16", *UNCOMPILED, *flags], gpu_memory_gib=74.5)
+ROWS["llama13b-adamw-offload-8rows"] = replace(ROWS["llama13b-adamw-offload"], micro_batch=8)
 # The same global batch on one GPU, for comparison with the losses over four GPUs.
 ROWS["llama8b-full-batch8"] = Workload("llama8b", 2, 4096, COMPILED, accumulation=4)
 ROWS["llama8b-lora-batch8"] = Workload("llama8b", 2, 4096, [*LORA, "--compile"], accumulation=4)
