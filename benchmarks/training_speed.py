@@ -136,6 +136,9 @@ for name, flags, documents in (("", [], "get_rows"), ("-packed", [], "get_docume
     ROWS[f"gpt-oss-lora{name}"] = Workload(
         "gpt-oss-20b-12layers", 2, 4096, [*ON_ATTENTION, *flags], dataset_function=documents
     )
+# Padded rows that windows cut: by the kernel, and with transformers' dense masks.
+for name, flags in (("", ["--batching_strategy", "padding"]), ("-masks", EAGER)):
+    ROWS[f"windows-padded{name}"] = Workload("tinyllama-windows", 2, 4096, [*COMPILED, *flags])
 # One long row: what layers hold at a time, whole and in tiles; kept on the device, and in host memory.
 LONG_QLORA = [*ON_ALL, *R16, "--quantization", "4bit", "--compile", "--activation_checkpointing", "full"]
 for length, (tiles, flags), (kept, more) in product(
@@ -152,6 +155,7 @@ SUITES = {
     "shared-rows": [name for name in ROWS if "-shared-" in name and not name.endswith("-4")],
     "long": [name for name in ROWS if "-long-" in name],
     "offloading": [f"llama8b-long-{length}{kept}" for length in (32768, 65536) for kept in ("", "-offloaded")],
+    "windows": ["windows-padded", "windows-padded-masks"],
     "sinks": ["gpt-oss-lora-packed", "gpt-oss-lora", "gpt-oss-lora-eager"],
     "today": [*TODAY, "gpt-oss-lora-packed"],
     "packed": ["tinyllama-packed", "tinyllama-packed-dense", "tinyllama-full-compiled"],

@@ -20,7 +20,7 @@ import shlex
 import subprocess
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -200,12 +200,12 @@ def table(results: list[dict[str, Any]]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--clones", type=Path, required=True, help="folder with OWNER/NAME of each repository")
     parser.add_argument("--out", type=Path, required=True, help="folder for recipes, plans and the table")
     parser.add_argument("--count", type=int, default=TEN, help="files of each tool")
-    options = parser.parse_args()
+    options = parser.parse_args(argv)
     clones, results = options.clones.absolute(), []
     for tool in TOOLS:
         files = published_files(tool, clones)

@@ -161,6 +161,35 @@ def _attending(model_config: PreTrainedConfig) -> list[PreTrainedConfig]:
     return [layer for layer, kind in zip(layers, kinds, strict=False) if kind not in _WITHOUT_ATTENTION]
 
 
+def share_in_windows(model_config: PreTrainedConfig, length: float) -> float:
+    """The share of a causal model's attention that its sliding windows leave, of sequences of so many tokens.
+
+    A query meets min(window, its place) keys. Kernels with windows skip the other blocks; masks do not.
+    """
+    layers = list(zip(_attending(model_config), _windows(model_config), strict=True))
+    full = sum(_flops_per_pair(layer) for layer, _ in layers) * _pairs_within(length, length)
+    cut = sum(_flops_per_pair(layer) * _pairs_within(length, window or length) for layer, window in layers)
+    return cut / full if full else 1.0
+
+
+def _pairs_within(length: float, window: float) -> float:
+    """(query, key) pairs of causal attention in a window, the query's own token counted."""
+    window = min(window, length)
+    return window * (window + 1) / 2 + (length - window) * window
+
+
+def _windows(model_config: PreTrainedConfig) -> list[int | None]:
+    """The sliding window of each layer with attention; None: it sees all before."""
+    kinds = getattr(model_config.get_text_config(), "layer_types", None)
+    layers = layer_configs(model_config)
+    pairs = zip(layers, kinds or ["sliding_attention"] * len(layers), strict=False)
+    return [
+        (getattr(layer, "sliding_window", None) or None) if kind == "sliding_attention" else None
+        for layer, kind in pairs
+        if kind not in _WITHOUT_ATTENTION
+    ]
+
+
 def _flops_of_states(model: Any) -> int:
     """FLOPs for a token, forward and backward, of the layers that pass a state on: delta rules and Mamba.
 

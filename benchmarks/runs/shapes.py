@@ -157,6 +157,14 @@ TODAY: dict[str, dict[str, Any]] = {
 TODAY["qwen3-30b-a3b-16layers"] = TODAY["qwen3-30b-a3b"] | {"num_hidden_layers": 16}
 TODAY["gpt-oss-20b-12layers"] = TODAY["gpt-oss-20b"] | {"num_hidden_layers": 12}
 
+# TinyLlama's sizes with windows as Mistral 7B has them, narrower than a row of 4,096.
+TODAY["tinyllama-windows"] = SHAPES["tinyllama"] | {
+    "model_type": "mistral",
+    "architectures": ["MistralForCausalLM"],
+    "max_position_embeddings": 8192,
+    "sliding_window": 1024,
+}
+
 
 def make_shape(folder: Path, shape: str) -> None:
     """Write a model folder with the shape's config.json and some tokenizer, but no weights."""

@@ -19,11 +19,12 @@ from data.batches.counts import BatchCounts
 from planning.cost.kernel_rates import KernelRates
 from planning.model.float8_weights import float8_weights
 from planning.model.planned_model import PlannedModel
+from policies.attention.choice import WITHOUT_MASKS
 from policies.optimizers.build import state_bytes
 from policies.optimizers.kind import kind_of
 from policies.quantization.float8_linear import FrozenFloat8Linear
 from policies.tiling.tiles import tiled_parts
-from tasks.flops import flops_per_token
+from tasks.flops import flops_per_token, share_in_windows
 from utils.parameters import Counted, count_weights, packed_weights
 
 MOVES_COMPILED, MOVES_EAGER = 7.6, 20.6
@@ -102,6 +103,10 @@ def micro_batch_work(planned: PlannedModel, counts: BatchCounts, *, trains: bool
     flops = total(flops_per_token if trains else lambda matrix: 2 * matrix.num_weights)
     # The difference of the counts with and without pairs.
     attention = float(task.make_flops(model).count(counts)) - total(flops_per_token)
+    model_config = planned.adapted.base.config
+    if model_config.get_text_config()._attn_implementation in WITHOUT_MASKS and counts.num_tokens:
+        # Sequences of the length at which a token meets as many others as here, on average.
+        attention *= share_in_windows(model_config, max(1.0, 2 * counts.num_attended_pairs / counts.num_tokens - 1))
     # Forward is a third of an attention's FLOPs (`tasks.flops.StepFlops`).
     attention *= 1 if trains else 1 / 3
     moved = total(_sides)

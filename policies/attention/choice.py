@@ -156,10 +156,11 @@ def choose_attention(
         prefixed = train.use_peft and train.peft_method == "prefix"  # in a cache, so keys are more than queries
         if prefixed or what_needs_masks(model) is not None:
             return []
-        if has_sinks(model.config):
-            is_served = _have_kernels(train, model.config, precision, device)
-        else:
-            is_served = not _window_cuts(model, row_length)  # SDPA's causal kernel, which has no windows
+        is_served = True  # by SDPA's causal kernel, which has neither sinks nor windows
+        if has_sinks(model.config) or _window_cuts(model, row_length):
+            # On a CPU compiled layers would break where offsets are read, but for sinks that is inside an operator.
+            reads_in_graph = device.type == "cpu" and bool(train.compile) and not has_sinks(model.config)
+            is_served = _have_kernels(train, model.config, precision, device) and not reads_in_graph
         return _use_offsets(model, flash_4=flash_4) if is_served else []
     if device.type == "cpu":
         # Compiled layers would break where the offsets are read, but for sinks that is inside an operator.
@@ -183,7 +184,7 @@ def choose_attention(
 def _have_kernels(
     train: TrainConfig, model_config: PreTrainedConfig, precision: Precision, device: DeviceFacts
 ) -> bool:
-    """Whether attention with sinks has kernels that take offsets."""
+    """Whether attention with sinks or in windows has kernels that take offsets."""
     # torch's flash kernels need the same generation of cards as bf16, Ampere or later, and half precision.
     on_device = device.type == "cpu" or (device.has_bf16 and precision.compute_dtype != torch.float32)
     return on_device and train.use_fast_kernels is not False and _what_kernels_lack(model_config, "") is None
@@ -205,13 +206,13 @@ def rows_that_need_offsets(model: PreTrainedModel, row_length: int, *, packed: b
 
     Args:
         row_length: the most tokens of a row.
-        packed: whether rows are packed; padded ones take a mask if their attention does.
+        packed: whether rows are packed; padded ones take a mask if their attention does, and need no offsets.
     """
     if not goes_by_offsets(model.config.get_text_config()._attn_implementation):
         return "shared" if packed and state_layers(model) else "none"
     # Without offsets SDPA takes a row for one sequence. Its causal kernel is faster, but has no sliding windows.
     # Attention with sinks never goes there.
-    return "all" if _window_cuts(model, row_length) and not has_sinks(model.config) else "shared"
+    return "all" if packed and _window_cuts(model, row_length) and not has_sinks(model.config) else "shared"
 
 
 def attention_with_masks(model: PreTrainedModel) -> str:

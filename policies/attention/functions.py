@@ -38,8 +38,9 @@ def attention_by_offsets(
 ) -> tuple[torch.Tensor, None]:
     """Causal attention inside sequences, with the signature of transformers' attention functions.
 
-    A batch without offsets (padded rows, rows of one sequence each) goes to SDPA. Generation takes another attention
-    (policies/generating.py): keys in a cache come with masks, which are not made here.
+    A batch without offsets (padded rows, rows of one sequence each) goes to SDPA, or row by row to the kernel if a
+    window cuts it: SDPA's causal kernel knows no windows. Generation takes another attention (policies/generating.py):
+    keys in a cache come with masks, which are not made here.
 
     Args:
         query: [batch, heads, seq, head_dim]; key and value may have fewer heads.
@@ -56,12 +57,13 @@ def attention_by_offsets(
         _check_options(attention_mask, dropout, kwargs)
         return _with_sinks(query, key, value, s_aux, scaling, sliding_window, cu_seq_lens_q, max_length_q), None
     if cu_seq_lens_q is None:
-        has_values = type(query) is torch.Tensor and not query.is_meta  # a plan's rows have no values, so no offsets
-        if has_values and attention_mask is None and sliding_window is not None and key.shape[2] > sliding_window:
-            raise ValueError("attention in windows takes offsets or a mask: SDPA's causal kernel knows no windows")
-        return sdpa_attention_forward(
-            module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
-        )
+        # A plan's rows have no values, so no offsets; SDPA's kernels keep the same.
+        is_cut = sliding_window is not None and key.shape[2] > sliding_window and not query.is_meta
+        if not is_cut or attention_mask is not None:
+            return sdpa_attention_forward(
+                module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
+            )
+        cu_seq_lens_q, max_length_q = _rows_as_sequences(query)
     _check_options(attention_mask, dropout, kwargs)
     rows, _, length, _ = query.shape
     query, key, value = (tensor.transpose(1, 2).flatten(0, 1) for tensor in (query, key, value))
@@ -86,6 +88,13 @@ def _tokens_before(sliding_window: int | None) -> int:
     return NO_WINDOW if sliding_window is None else sliding_window - 1
 
 
+def _rows_as_sequences(query: torch.Tensor) -> tuple[torch.Tensor, int]:
+    """Offsets that make each row of [batch, heads, seq, head_dim] one sequence, and its length. Its padding is at its
+    end, where causal attention never looks."""
+    rows, _, length, _ = query.shape
+    return torch.arange(0, (rows + 1) * length, length, dtype=torch.int32, device=query.device), length
+
+
 def _with_sinks(
     query: torch.Tensor,
     key: torch.Tensor,
@@ -99,8 +108,7 @@ def _with_sinks(
     """[batch, seq, heads, head_dim]. Without offsets each row is a sequence: SDPA has no sinks."""
     rows, _, length, _ = query.shape
     if cu_seqlens is None or max_length is None:
-        cu_seqlens = torch.arange(0, (rows + 1) * length, length, dtype=torch.int32, device=query.device)
-        max_length = length
+        cu_seqlens, max_length = _rows_as_sequences(query)
     query, key, value = (tensor.transpose(1, 2).flatten(0, 1) for tensor in (query, key, value))
     window = _tokens_before(sliding_window)
     output = attention_with_sinks(query, key, value, sinks, cu_seqlens, max_length, scale=scale, window=window)

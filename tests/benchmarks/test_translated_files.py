@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from benchmarks.translated_files import commands_in, evenly
-from tests.helpers.processes import ROOT
+from benchmarks.translated_files import commands_in, evenly, main
+from tests.helpers.processes import ProcessGroup
 
 AXOLOTL = """
 base_model: owner/Llama-model
@@ -35,7 +34,7 @@ def test_commands_are_found_in_a_docstring() -> None:
 
 
 @pytest.mark.slow
-def test_a_file_is_planned_with_stand_ins_and_its_result_is_kept(tmp_path: Path) -> None:
+def test_a_file_is_planned_with_stand_ins_and_its_result_is_kept(process_group: ProcessGroup, tmp_path: Path) -> None:
     clone = tmp_path / "clones/axolotl-ai-cloud/axolotl"
     (clone / "examples").mkdir(parents=True)
     (clone / "examples/a.yaml").write_text(AXOLOTL)
@@ -50,12 +49,12 @@ def test_a_file_is_planned_with_stand_ins_and_its_result_is_kept(tmp_path: Path)
     (tmp_path / "clones/Lightning-AI/litgpt").mkdir(parents=True)
     for folder in (tmp_path / "clones").glob("*/*"):
         (folder / "COMMIT").write_text("0123abc\n")
-    command = [sys.executable, "-m", "benchmarks.translated_files", "--clones", str(tmp_path / "clones")]
+    words = ["--clones", str(tmp_path / "clones"), "--out", str(tmp_path / "out")]
     for _ in range(2):  # again: results are read
-        done = subprocess.run([*command, "--out", str(tmp_path / "out")], cwd=ROOT, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
+        (done,) = process_group.run(partial(main, words), 1)
+        assert done.status == 0, done.stderr
         table = (tmp_path / "out/table.md").read_text()
-        assert "| axolotl | `examples/a.yaml` | 12: 10, 2, 0 " in table
+        assert "| axolotl | `examples/a.yaml` | 11: 10, 1, 0 " in table
         assert "| reached |" in table
         assert "| no: axolotl-ai-cloud/axolotl/examples/b.yaml: line 2: adapter: stars is no adapter" in table
         assert "https://github.com/pytorch/torchtune/tree/0123abc" in table

@@ -50,7 +50,14 @@ def test_every_adapter_of_a_causal_model_has_a_plan(hardware: Hardware, flags: d
             assert planned(models / "causal", adapter | flags, hardware).memory.peak_gib > 0, adapter
 
 
-@pytest.mark.parametrize("first", [0, *(pytest.param(first, marks=pytest.mark.slow) for first in (15, 30, 45, 60))])
+@pytest.mark.parametrize(
+    "first",
+    [
+        0,
+        pytest.param(15, marks=pytest.mark.slow),
+        *(pytest.param(first, marks=pytest.mark.full) for first in (30, 45, 60)),
+    ],
+)
 def test_ways_of_training_drawn_at_random_have_a_plan_or_are_refused(first: int, models: Path) -> None:
     num_planned = 0
     for number in range(first, first + 15):

@@ -10,7 +10,7 @@ import transformers
 from transformers import AutoModelForCausalLM
 
 from data.batches.counts import BatchCounts
-from tasks.flops import StepFlops
+from tasks.flops import StepFlops, share_in_windows
 
 
 def small_llama(*, tied: bool) -> Any:
@@ -112,6 +112,32 @@ def test_layers_have_heads_of_their_own_widths() -> None:
     )
     flops = StepFlops(AutoModelForCausalLM.from_config(config)).count(BatchCounts(0, 0, 10))
     assert flops == 10 * 3 * 4 * 4 * (8 + 8 + 16)
+
+
+@pytest.mark.parametrize(
+    ("config", "length", "share"),
+    [
+        (transformers.MistralConfig(sliding_window=4, num_hidden_layers=2), 10, (1 + 2 + 3 + 4 + 6 * 4) / 55),
+        (transformers.MistralConfig(sliding_window=None, num_hidden_layers=2), 10, 1.0),
+        (transformers.MistralConfig(sliding_window=16, num_hidden_layers=2), 10, 1.0),
+        # Of heads of 8 and 16: two of four parts are cut.
+        (
+            transformers.Gemma4TextConfig(
+                sliding_window=4,
+                head_dim=8,
+                global_head_dim=16,
+                num_hidden_layers=3,
+                num_kv_shared_layers=0,
+                layer_types=["sliding_attention", "sliding_attention", "full_attention"],
+            ),
+            10,
+            0.5 * (34 / 55) + 0.5,
+        ),
+    ],
+    ids=["cut", "no window", "wide", "some layers"],
+)
+def test_a_window_leaves_a_share_of_attention(config: Any, length: int, share: float) -> None:
+    assert share_in_windows(config, length) == pytest.approx(share)
 
 
 def test_a_token_costs_the_experts_that_it_is_routed_to() -> None:

@@ -75,10 +75,8 @@ def large(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[P
     return save_checkpoint(folder, model, tiny_model, optimizer=False), size_of(model)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "flags", [[], pytest.param(["--dtype", "bf16"], marks=pytest.mark.full)], ids=["as it is", "bf16"]
-)
+@pytest.mark.full  # gigabytes on the disk; the two tests next to it show the same of smaller models
+@pytest.mark.parametrize("flags", [[], ["--dtype", "bf16"]], ids=["as it is", "bf16"])
 def test_a_checkpoint_of_500_million_parameters_takes_less_than_a_fifth_of_it(
     flags: list[str], small: Path, large: tuple[Path, int], tmp_path: Path
 ) -> None:

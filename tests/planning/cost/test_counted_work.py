@@ -10,10 +10,12 @@ import pytest
 import torch
 from torch.utils._pytree import tree_map_only
 from torch.utils.flop_counter import FlopCounterMode
+from transformers import MistralConfig
 
 from benchmarks.planned_times import plan_model
 from benchmarks.runs.shapes import SHAPES
 from configs.flags import parse_flags
+from data.batches.counts import BatchCounts
 from planning.cost.counted_work import counted_work
 from planning.cost.step_work import micro_batch_work
 from planning.machines.hardware import parse_hardware
@@ -51,6 +53,21 @@ def test_the_counts_of_a_llama_are_those_of_the_formulas(flags: str, trains: boo
     assert counted.attention_flops == pytest.approx(formulas.attention_flops, rel=1e-6)
     assert counted.moved_bytes == pytest.approx(formulas.moved_bytes, rel=exact)
     assert counted.launch_seconds == pytest.approx(formulas.launch_seconds, rel=0.1)
+
+
+@pytest.mark.parametrize(("flags", "share"), [("", 36 / 136 + 8 * 8 / 136), ("--use_fast_kernels False", 1.0)])
+def test_kernels_with_windows_compute_what_the_window_leaves(flags: str, share: float, tmp_path: Path) -> None:
+    """A window of 8 in rows of 16; masks leave the work as it is."""
+    attention = []
+    for window in (8, None):
+        config = MistralConfig(**SHAPES["tiny"], sliding_window=window, architectures=["MistralForCausalLM"])
+        config.save_pretrained(tmp_path)
+        words = f"--random_weights --pure_bf16 --batching_strategy padding --context_length 16 {flags}"
+        parsed = parse_flags(["--model_name", str(tmp_path), *words.split()])
+        env = planned_environment(H200, parsed.train_config)
+        planned = build_planned_model(resolve(parsed, env), env)
+        attention.append(micro_batch_work(planned, BatchCounts(32, 32, 2 * 136)).attention_flops)
+    assert attention[0] / attention[1] == pytest.approx(share)
 
 
 def planned_image_model(name: str, folder: Path, *flags: str) -> PlannedModel:

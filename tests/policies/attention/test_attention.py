@@ -123,17 +123,8 @@ def test_only_windows_shorter_than_a_row_need_the_offsets_of_every_row(window: i
     assert rows_that_need_offsets(model, 16) == "none"
 
 
-@pytest.mark.parametrize("name", ["mistral", "gemma3"])
-def test_a_row_longer_than_the_window_without_offsets_is_an_error_and_not_another_model(name: str) -> None:
-    model = make_model(name, BY_OFFSETS)
-    use_summed_loss(model, TASK.backbone(model), 0, TASK.compute_logits)
-    batch = Collator(packing=True, padding_id=0, offsets="shared")([make_documents([15])])
-    with pytest.raises(ValueError, match="windows"):
-        TASK.summed_loss(model, batch)
-
-
 @pytest.mark.parametrize("padding_id", [0, 7])
-@pytest.mark.parametrize("name", ["llama", "qwen3"])
+@pytest.mark.parametrize("name", ["llama", "qwen3", "mistral", "gemma3"])
 def test_padded_rows_without_a_mask_give_the_losses_and_gradients_of_masked_ones(name: str, padding_id: int) -> None:
     rows = [[document] for document in make_documents([7, 3, 12])]
     results = []
@@ -154,13 +145,14 @@ def test_padded_rows_without_a_mask_give_the_losses_and_gradients_of_masked_ones
     [
         (CONFIGS["llama"], [], 16, True),
         (CONFIGS["mistral"], [], 6, True),
-        (CONFIGS["mistral"], [], 16, False),  # its window would not hold without a mask
+        (CONFIGS["mistral"], [], 16, True),  # its window cuts these: each row is a sequence for the kernel
+        (CONFIGS["mistral"], ["--compile"], 16, False),
         (CONFIGS["llama"], ["--use_peft", "--peft_method", "prefix"], 16, False),
         (CONFIGS["llama"], ["--use_fast_kernels", "False"], 16, False),
         (transformers.Gemma2Config(**SMALL, head_dim=8), [], 16, False),
         (transformers.FalconConfig(vocab_size=VOCAB, hidden_size=32, num_attention_heads=4), [], 16, False),
     ],
-    ids=["llama", "short rows", "long rows", "prefix", "asked for", "soft caps", "falcon"],
+    ids=["llama", "short rows", "long rows", "compiled long rows", "prefix", "asked for", "soft caps", "falcon"],
 )
 def test_padded_rows_have_no_mask_if_causal_attention_is_all_that_a_model_has(
     config: Any, flags: list[str], row_length: int, spared: bool
@@ -169,7 +161,7 @@ def test_padded_rows_have_no_mask_if_causal_attention_is_all_that_a_model_has(
         model = AutoModelForCausalLM.from_config(copy.deepcopy(config))
     train = parse_flags(["--model_name", "m", "--batching_strategy", "padding", *flags]).train_config
     assert choose_attention(model, train, FP32, facts_of(torch.device("cpu")), row_length) == []
-    assert rows_that_need_offsets(model, row_length) == ("shared" if spared else "none")
+    assert rows_that_need_offsets(model, row_length, packed=False) == ("shared" if spared else "none")
 
 
 class HostReads(TorchDispatchMode):
