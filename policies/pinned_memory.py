@@ -54,8 +54,8 @@ def region_maker(device: torch.device) -> Callable[[int], Region]:
         return plain_region
 
     def make(num_bytes: int) -> Region:
-        torch.cuda.set_device(device)  # of this thread
-        return pinned_region(num_bytes)
+        with torch.cuda.device(device):  # of this thread
+            return pinned_region(num_bytes)
 
     return make
 

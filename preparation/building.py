@@ -101,9 +101,10 @@ def build(built: BuiltModel, inputs: Inputs, env: Environment) -> TrainingParts:
     model, empty = built.model, built.empty
     # --lr, scaled with the ranks if --lr_scale_with_world_size asks for it.
     train, fsdp = replace(resolved.config.train_config, lr=resolved.lr), resolved.config.fsdp_config
-    optimizer = build_optimizer(model, train, fsdp)
+    precision = resolved.policies.precision
+    optimizer = build_optimizer(model, train, fsdp, scales_loss=precision.scales_loss)
     keep_scales(model, optimizer, resolved.policies.float8)
-    layout, precision = resolved.policies.layout, resolved.policies.precision
+    layout = resolved.policies.layout
     how_reduced = (fsdp.accumulate_unsharded, layout, precision, model, env.device_facts)
     notes = [*unit_notes(model, fsdp.wrap), *optimizer_notes(model, train.lr, fsdp), *share_out_cores(fsdp, env)]
     notes += reduction_notes(*how_reduced, resolved.batches.gradient_accumulation_steps)

@@ -212,7 +212,9 @@ def plan_time(
         exchange_seconds=exchanges,
         host_transfer_seconds=transfers / host_bytes_per_second + num_micro_batches * moving,
         host_bytes_per_second=HOST_BYTES_PER_SECOND / ranks_per_node,
-        overlapped_seconds=backward if steps_on_host and steps_early(train) else 0.0,
+        overlapped_seconds=backward
+        if steps_on_host and steps_early(train, scales_loss=policies.precision.scales_loss)
+        else 0.0,
     )
     evaluation = 0.0
     if train.run_validation is not False and eval_work is not None and num_eval_rows:

@@ -17,8 +17,11 @@ from utils.local_tensors import local_tensor
 SAMPLE = 1 << 16  # weights of each tensor that `_rounded_updates_note` looks at
 
 
-def build_optimizer(model: nn.Module, train: TrainConfig, fsdp: FsdpConfig) -> Optimizer:
+def build_optimizer(model: nn.Module, train: TrainConfig, fsdp: FsdpConfig, *, scales_loss: bool = False) -> Optimizer:
     """The optimizer of all trainable parameters; with --optimizer_cpu_offload it steps on the CPU.
+
+    Args:
+        scales_loss: backward brings gradients with a loss scale in them (fp16).
 
     Raises:
         ConfigError: if nothing is trainable, or if the optimizer needs bitsandbytes and it is missing.
@@ -27,14 +30,14 @@ def build_optimizer(model: nn.Module, train: TrainConfig, fsdp: FsdpConfig) -> O
     groups = parameter_groups(model, decay_norms_and_biases=train.decay_norms_and_biases)
     if fsdp.optimizer_cpu_offload:
         # Else gradients are divided, or reduced, after backward has made them.
-        is_early = steps_early(train) and not isinstance(model, DistributedDataParallel)
+        is_early = steps_early(train, scales_loss=scales_loss) and not isinstance(model, DistributedDataParallel)
         return CPUOffloadOptimizer(groups, lambda copies: kind.build(copies, train, fsdp), begins_early=is_early)
     return kind.build(groups, train, fsdp)
 
 
-def steps_early(train: TrainConfig) -> bool:
+def steps_early(train: TrainConfig, *, scales_loss: bool) -> bool:
     """Whether gradients are final once backward has made them: they are not clipped, and no loss scale is in them."""
-    return not (train.gradient_clipping or train.use_fp16)
+    return not (train.gradient_clipping or scales_loss)
 
 
 def state_bytes(parameter: torch.Tensor, train: TrainConfig, fsdp: FsdpConfig, *, local: bool = False) -> int:

@@ -108,13 +108,15 @@ def test_updates_that_begin_in_backward_are_those_of_the_plain_step(
     for step in range(6):
         for one, optimizer in ((model, ours), (plain, theirs)):
             optimizer.param_groups[0]["lr"] = 0.1 * 0.8**step
+            before = [p.detach().clone() for p in one.parameters()]
             for part in range(2):  # micro-batches, whose gradients are added
                 with last_gradients(optimizer, is_last=part == 1):
                     loss_of(one, 2 * step + part).backward()
                 begun = {id(p) for p in ours._begun} if optimizer is ours else set()
                 is_last_of_ours = optimizer is ours and part == 1
                 assert begun == ({id(p) for p in model.parameters()} if is_last_of_ours else set())
-            before = [p.detach().clone() for p in one.parameters()]  # weights change in step() alone
+            if optimizer is ours:  # weights change in step() alone
+                assert all(map(torch.equal, before, one.parameters()))
             optimizer.step()
             assert optimizer is theirs or not any(map(torch.equal, before, one.parameters()))
             optimizer.zero_grad()
@@ -126,10 +128,10 @@ def test_updates_that_begin_in_backward_are_those_of_the_plain_step(
 
 def test_a_step_begins_early_only_where_gradients_are_final_after_backward() -> None:
     flags = ["--model_name", "m", "--optimizer_cpu_offload"]
-    for more, is_early in (([], True), (["--gradient_clipping"], False), (["--use_fp16"], False)):
+    for more, scales_loss, is_early in (([], False, True), (["--gradient_clipping"], False, False), ([], True, False)):
         config = parse_flags([*flags, *more])
         model = make_model()
-        optimizer = build_optimizer(model, config.train_config, config.fsdp_config)
+        optimizer = build_optimizer(model, config.train_config, config.fsdp_config, scales_loss=scales_loss)
         assert isinstance(optimizer, CPUOffloadOptimizer)
         with last_gradients(optimizer, is_last=True):
             loss_of(model, 0).backward()

@@ -1,0 +1,57 @@
+"""Pinned host memory: registered as it is, given back once, and from torch where CUDA registers none."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from policies.pinned_memory import num_threads, pinned_region, region_maker
+
+SIZE = 3 * 2**20 + 4096
+
+
+def with_cudart(monkeypatch: pytest.MonkeyPatch, status: int) -> list[tuple[Any, ...]]:
+    """The calls of the CUDA runtime, which answers with this status."""
+    calls: list[tuple[Any, ...]] = []
+
+    def register(*given: int) -> int:
+        calls.append(("register", *given))
+        return status
+
+    runtime = SimpleNamespace(cudaHostRegister=register, cudaHostUnregister=lambda at: calls.append(("unregister", at)))
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: runtime)
+    return calls
+
+
+def test_a_region_is_registered_in_its_exact_size_and_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = with_cudart(monkeypatch, 0)
+    region = pinned_region(SIZE)
+    address = region.memory.data_ptr()
+    assert calls == [("register", address, SIZE, 1)]
+    assert (region.memory.dtype, region.memory.numel(), int(region.memory.sum())) == (torch.uint8, SIZE, 0)
+    region.memory.fill_(7)
+    assert int(region.memory[-1]) == 7
+    region.release()
+    assert calls[1:] == [("unregister", address)]
+
+
+def test_torch_pins_where_cuda_registers_no_memory_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls, empty, asked = with_cudart(monkeypatch, 801), torch.empty, list[dict[str, Any]]()
+
+    def note(*given: Any, pin_memory: bool = False, **more: Any) -> torch.Tensor:
+        asked.append({"pin_memory": pin_memory, "size": given})
+        return empty(*given, **more)
+
+    monkeypatch.setattr(torch, "empty", note)
+    region = pinned_region(SIZE)
+    region.release()
+    assert asked == [{"pin_memory": True, "size": (SIZE,)}]
+    assert [call[0] for call in calls] == ["register"]
+
+
+def test_without_a_gpu_memory_is_plain_and_ranks_share_the_cores() -> None:
+    assert region_maker(torch.device("cpu"))(100).memory.numel() == 100
+    assert num_threads(10**6) == 1
