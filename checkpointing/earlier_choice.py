@@ -15,7 +15,7 @@ from configs.names import flag
 from configs.run import RunConfig
 from policies.activations.checkpointing import Checkpointing
 
-FIELD = "activation_checkpointing"  # of state.json
+FIELD, TILES = "activation_checkpointing", "tile_tokens"  # of state.json
 
 
 class EarlierChoice(NamedTuple):
@@ -27,12 +27,15 @@ class EarlierChoice(NamedTuple):
 
 
 def kept_values(checkpointing: Checkpointing, card: str | None) -> dict[str, Any] | None:
-    """The entry of state.json.
+    """The entry of state.json, without the tiles.
 
     Args:
         card: the name of this run's devices; None if it could not be planned. Then the flags decided.
     """
-    return None if card is None else {**asdict(checkpointing), "card": card}
+    if card is None:
+        return None
+    kept = {name: value for name, value in asdict(checkpointing).items() if name != TILES}
+    return {**kept, "card": card}
 
 
 def earlier_choice(checkpoint: Checkpoint | None, config: RunConfig, world_size: int) -> EarlierChoice | None:
@@ -54,5 +57,6 @@ def earlier_choice(checkpoint: Checkpoint | None, config: RunConfig, world_size:
             if there.get(section, {}).get(field) != now[section][field]:
                 obstacle = f"it was made with another {flag(name)}"
                 break
-    checkpointing = Checkpointing(values["mode"], values["first"], values["num_first"])
+    tile_tokens = checkpoint.values.get(TILES, 0)  # earlier versions had none
+    checkpointing = Checkpointing(values["mode"], values["first"], values["num_first"], tile_tokens)
     return EarlierChoice(checkpointing, values["card"], obstacle)

@@ -115,6 +115,7 @@ MAY_BE_MISSING: dict[tuple[str, ...], _Kind] = {
     ("activation_checkpointing", "first"): _MODE,
     ("activation_checkpointing", "num_first"): _count(_MOST_STEPS),
     ("activation_checkpointing", "card"): _TEXT,
+    ("tile_tokens",): _count(_MOST_STEPS),  # the same, of tiles
     ("began_with",): _TABLE,  # earlier versions wrote none
     ("began_with", "world_size"): _count(_MOST_RANKS, least=1),
     ("began_with", "batch_size_training"): _count(_MOST_STEPS, least=1),

@@ -9,7 +9,8 @@
 | the first k layers `full`, the others `selective`, `off` | that fits, the fastest             |
 | `full`, as below                                         | else                               |
 
-With --activation_offloading what these layers keep is moved, and so costs time instead of memory.
+If nothing fits, the same is tried with MLPs in tiles (chosen_tiles.py). With --activation_offloading what these layers
+keep is moved, and so costs time instead of memory.
 
 It fits if the plan's verdict says so: as much memory stays free as a plan may be wrong by. Plans of mixtures are wrong
 by more (MIXTURES_SHARE).
@@ -23,6 +24,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable
+from dataclasses import replace
 
 from planning.cost.step_work import RECOMPUTED
 from planning.machines.cards import Card
@@ -73,12 +75,12 @@ def choose_checkpointing(
         default = planned.empty.checkpointing
         line = f"activation_checkpointing: auto is {default}, this run's default: there is no memory of a GPU to fit"
         return planned, plans.memory(default), line
-    off = Checkpointing("off")
+    off = plans.alike("off")
     mixes = (plans.fewest(*pair, plans.fits) for pair in MIXED)
     found = [mix for mix in mixes if mix is not None]
     if plans.fits(off):
         # Layers that recompute nothing are the fastest, unless all that they keep has to move.
-        found = [off, Checkpointing("selective"), *found] if planned.empty.num_offloaded else [off]
+        found = [off, plans.alike("selective"), *found] if planned.empty.num_offloaded else [off]
 
     def slowness(one: Checkpointing) -> tuple[float, float]:
         return _slowness(plans.model(one), plans.memory(one), seconds)
@@ -134,6 +136,7 @@ class _Plans:
         self._planned, self._card, self._rows = planned, card, rows
         self._uses: dict[str, RunBytes] = {}
         self._memory: dict[Checkpointing, MemoryPlan] = {}
+        self.alike = planned.empty.checkpointing.alike  # the same tiles in every choice
         self.num_layers = len(list(planned.empty.checkpointing.of_layers(planned.adapted.base)))
 
     def model(self, checkpointing: Checkpointing) -> PlannedModel:
@@ -143,7 +146,7 @@ class _Plans:
         if checkpointing not in self._memory:
             for mode in checkpointing.modes:
                 if mode not in self._uses:
-                    self._uses[mode] = bytes_of_run(self.model(Checkpointing(mode)), self._card, self._rows)
+                    self._uses[mode] = bytes_of_run(self.model(self.alike(mode)), self._card, self._rows)
             uses = {mode: self._uses[mode] for mode in checkpointing.modes}
             model = self.model(checkpointing)
             self._memory[checkpointing] = memory_of(model, self._card, mixed_bytes(model, uses))
@@ -159,11 +162,13 @@ class _Plans:
 
     def fewest(self, first: str, others: str, accepts: Callable[[Checkpointing], bool]) -> Checkpointing | None:
         """The fewest first layers in one mode, the others in the other, that are accepted; None if not even all are."""
-        if not accepts(Checkpointing(first)):
+        if not accepts(self.alike(first)):
             return None
 
         def mix(number: int) -> Checkpointing:
-            return Checkpointing(others, first, number) if number < self.num_layers else Checkpointing(first)
+            if number == self.num_layers:
+                return self.alike(first)
+            return replace(self.alike(others), first=first, num_first=number)
 
         # Bisection: recomputing more layers never takes more memory, so a few plans do for a deep model.
         number = bisect_left(range(1, self.num_layers), True, key=lambda number: accepts(mix(number))) + 1
@@ -171,8 +176,8 @@ class _Plans:
 
     def full_where_it_saves(self) -> Checkpointing:
         """Every layer in mode `full`, but those that cost no memory with all activations kept."""
-        full = Checkpointing("full")
-        if not _may_spare(self._planned):
+        full = self.alike("full")
+        if full.tile_tokens or not _may_spare(self._planned):
             return full
         limit_gib = NOTHING * self.memory(full).peak_gib
         most = self.fewest("full", "off", lambda choice: self.memory(choice).peak_gib <= limit_gib)

@@ -14,7 +14,6 @@ from planning.memory.memory_plan import MemoryPlan
 from planning.memory.row_lengths import RowLengths
 from planning.memory.run_memory import bytes_of_run, copies_on_host, layers_of, memory_of, mixed_bytes
 from planning.model.planned_model import PlannedModel, with_checkpointing
-from policies.activations.checkpointing import Checkpointing
 from utils.units import GIB
 
 
@@ -29,7 +28,8 @@ def choose_offloading(planned: PlannedModel, card: Card, rows: RowLengths) -> tu
     """
     checkpointing, most = planned.empty.checkpointing, len(layers_of(planned)) - 1
     alike = {
-        mode: bytes_of_run(with_checkpointing(planned, Checkpointing(mode)), card, rows) for mode in checkpointing.modes
+        mode: bytes_of_run(with_checkpointing(planned, checkpointing.alike(mode)), card, rows)
+        for mode in checkpointing.modes
     }
     planned, plans = with_checkpointing(planned, checkpointing), dict[int, MemoryPlan]()
 

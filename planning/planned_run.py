@@ -8,6 +8,7 @@ from typing import Any
 from configs.run import RunConfig
 from planning.chosen_checkpointing import choose_checkpointing, is_to_be_chosen, is_to_be_spared, spare_layers
 from planning.chosen_offloading import choose_offloading, with_offloading
+from planning.chosen_tiles import choose_tiles, may_tile
 from planning.cost.counted_work import counted_work
 from planning.cost.row_counts import assumed_counts, mean_counts, shared_counts, slowest_counts
 from planning.cost.step_time import TimePlan, plan_time, why_no_time
@@ -18,7 +19,7 @@ from planning.machines.planned_environment import planned_environment
 from planning.memory.memory_plan import MemoryPlan
 from planning.memory.row_lengths import RowLengths, rows_of_run
 from planning.memory.run_memory import plan_memory
-from planning.model.planned_model import PlannedModel, build_planned_model
+from planning.model.planned_model import PlannedModel, build_planned_model, with_checkpointing
 from policies.activations.checkpointing import Checkpointing
 from ranks.environment import Environment
 from resolving.data_facts import DataFacts
@@ -86,19 +87,7 @@ def plan_of(
     model = build_planned_model(resolved, env, num_embeddings=data.num_embeddings, new_tokens=data.new_tokens)
     if config.train_config.activation_offloading == "auto":
         model = with_offloading(model, 0)  # until it is chosen
-    choices: tuple[str, ...] = ()
-    if is_to_be_chosen(model):
-
-        def seconds(planned: PlannedModel, memory: MemoryPlan) -> float | None:
-            time = time_of(planned, hardware, rows, data, moved_bytes=memory.moved_gib * GIB)
-            return None if time is None else time.seconds_per_step
-
-        model, memory, line = choose_checkpointing(model, hardware.card, rows, seconds)
-        choices = (line,)
-    elif hardware.card.is_gpu and is_to_be_spared(model):
-        model, memory, choices = spare_layers(model, hardware.card, rows)
-    else:
-        memory = plan_memory(model, hardware.card, rows)
+    model, memory, choices = _with_choices(model, hardware, rows, data)
     if config.train_config.activation_offloading == "auto":
         model, memory, line = choose_offloading(model, hardware.card, rows)
         choices += (line,)
@@ -107,6 +96,34 @@ def plan_of(
     notes = (*resolved.config.notes, *resolved.notes, *model.empty.notes, *model.adapted.notes, *data.notes, *choices)
     notes += (*memory.notes, *filter(None, time_notes))
     return Plan(hardware, env, resolved, model, rows, memory, time, notes, choices)
+
+
+def _with_choices(
+    model: PlannedModel, hardware: Hardware, rows: RowLengths, data: DataFacts
+) -> tuple[PlannedModel, MemoryPlan, tuple[str, ...]]:
+    """The model with its checkpointing and its tiles chosen, the plan of its memory, and lines to print."""
+    card, asked = hardware.card, model.empty.checkpointing
+
+    def seconds(planned: PlannedModel, memory: MemoryPlan) -> float | None:
+        time = time_of(planned, hardware, rows, data, moved_bytes=memory.moved_gib * GIB)
+        return None if time is None else time.seconds_per_step
+
+    if is_to_be_chosen(model):
+        model, memory, line = choose_checkpointing(model, card, rows, seconds)
+        lines: tuple[str, ...] = (line,)
+    elif card.is_gpu and is_to_be_spared(model):
+        model, memory, lines = spare_layers(model, card, rows)
+    else:
+        model, memory, lines = model, plan_memory(model, card, rows), ()
+    if not may_tile(model, card, memory):
+        return model, memory, lines
+    if not is_to_be_chosen(model):
+        model, lines = with_checkpointing(model, asked), ()  # no layer is spared where room is short
+    model, memory, of_tiles = choose_tiles(model, memory, card, rows)
+    if is_to_be_chosen(model) and memory.device_verdict == "fits":  # there may be room for layers that recompute less
+        model, memory, line = choose_checkpointing(model, card, rows, seconds)
+        lines = (line,)
+    return model, memory, (*of_tiles, *lines)
 
 
 def time_of(

@@ -25,12 +25,12 @@ from policies.quantization.float8 import Float8, compute_in_float8, store_in_flo
 from policies.quantization.packing import Quantization
 from policies.routing.routers import Router, find_routers
 from policies.sharding import Layout, replicate, shard
-from policies.tiling.finding import check_parts, find_norms, find_token_parts
-from policies.tiling.tiles import Tiles, tile_parts
+from policies.tiling.finding import why_not_tiled
 from policies.weights.materialise import Weights, materialise
 from policies.wrapping import find_layers, find_outer_norms, find_units
 from ranks.context_group import ContextGroup
 from ranks.environment import Environment
+from utils.errors import ConfigError
 
 
 class Policies(NamedTuple):
@@ -97,9 +97,8 @@ def adapt_model(
     )
     # Found now: sharding renames their classes.
     layers, units, routers = find_layers(base), find_units(base, config.fsdp_config.wrap), find_routers(base)
-    if train.tile_tokens:
-        parts = find_token_parts(layers)
-        check_parts(parts, units, train.model_name)
+    if checkpointing.tile_tokens and (reason := why_not_tiled(layers, units)) is not None:
+        raise ConfigError(f"--tile_tokens: {train.model_name}: {reason}")
 
     # 1. PEFT, on quantized layers or plain ones
     notes: tuple[str, ...] = ()
@@ -128,10 +127,8 @@ def adapt_model(
     # 3. precision: weights have their storage dtype since they were built; the policy that casts belongs to sharding
     if policies.float8 is not None and not train.use_peft:
         notes = (compute_in_float8(base, policies.float8),)
-    # Tiles, inside activation checkpointing: it recomputes a layer while sharded weights are whole.
-    if train.tile_tokens:
-        tile_parts([*parts, *find_norms(layers)], Tiles(train.tile_tokens))
-    # 4. activation checkpointing, inside each layer's forward: compiled code and the hooks of sharding go around it
+    # 4. activation checkpointing, inside each layer's forward: compiled code and the hooks of sharding go around it.
+    # Tiles are inside of that: a layer is recomputed while its sharded weights are whole.
     apply_activation_checkpointing(base, checkpointing)
     # 5. compile, inside the hooks that sharding adds
     if train.compile:

@@ -190,7 +190,7 @@ def build_for_training(
 
 def with_choices(built: BuiltModel, checkpointing: Checkpointing, offloaded: Offloaded | None) -> BuiltModel:
     """The model with other checkpointing and offloading of activations; it may be sharded, and is not trained yet."""
-    checkpoint_layers(checkpointing.of(built.layers))
+    checkpoint_layers(built.layers, checkpointing)
     empty = replace(built.empty, checkpointing=checkpointing)
     if offloaded is not None and built.offloading is not None:
         empty = replace(empty, num_offloaded=offloaded.num_layers)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
 from checkpointing.comparison import trains_on
-from checkpointing.earlier_choice import FIELD, kept_values
+from checkpointing.earlier_choice import FIELD, TILES, kept_values
 from checkpointing.epochs import epochs_of
 from checkpointing.finding import Checkpoint
 from checkpointing.save_plan import SavePlan
@@ -174,6 +174,7 @@ def open_saver(
             "epochs": epochs_of(before, len(loader)),
             "began_with": inputs.resolved.began_with._asdict(),
             FIELD: kept_values(parts.empty.checkpointing, plan.card),
+            TILES: parts.empty.checkpointing.tile_tokens,
             **inputs.identity(),
             **model_identity,
         },

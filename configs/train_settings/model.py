@@ -93,12 +93,14 @@ class ModelSettings:
         minimum=1,
         default_text="all but the last one",
     )
-    tile_tokens: int = setting(
-        0,
+    tile_tokens: int | Literal["auto"] | None = setting(
+        None,
         "tokens of which a layer's MLP holds the inner values at a time; it computes them again in the backward pass "
         "(docs/long-rows.md); 0: those of the whole batch",
         unit="tokens",
         minimum=0,
+        stands_for="auto",
+        default_text="auto: the largest with which the run fits its GPU, and 0 if it fits without",
     )
     loss_chunk_size: int = setting(
         1024, "tokens whose logits are computed at a time; 0: those of the whole batch", unit="tokens", minimum=0

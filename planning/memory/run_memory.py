@@ -36,7 +36,6 @@ from planning.memory.sharded_bytes import add_statistics, largest_read, local_pa
 from planning.memory.step_memory import Bytes, StepMemory
 from planning.model.float8_weights import float8_weights
 from planning.model.planned_model import PlannedModel, with_checkpointing
-from policies.activations.checkpointing import Checkpointing
 from policies.activations.host_pool import chunk_bytes
 from policies.wrapping import find_layers, outermost
 from tasks.task import MicroBatch
@@ -52,9 +51,12 @@ def plan_memory(planned: PlannedModel, card: Card, rows: RowLengths) -> MemoryPl
     Raises:
         ConfigError: if the inputs of such a model are not known before data is read.
     """
-    modes = planned.empty.checkpointing.modes
-    alike = {mode: bytes_of_run(with_checkpointing(planned, Checkpointing(mode)), card, rows) for mode in modes}
-    planned = with_checkpointing(planned, planned.empty.checkpointing)
+    checkpointing = planned.empty.checkpointing
+    alike = {
+        mode: bytes_of_run(with_checkpointing(planned, checkpointing.alike(mode)), card, rows)
+        for mode in checkpointing.modes
+    }
+    planned = with_checkpointing(planned, checkpointing)
     return memory_of(planned, card, mixed_bytes(planned, alike))
 
 

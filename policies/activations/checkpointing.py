@@ -12,7 +12,7 @@ Layers need not be alike: the first ones may recompute more than the others. A p
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from types import MethodType
@@ -30,7 +30,7 @@ from policies.adapters.lora_products import LORA_PRODUCTS
 from policies.quantization.float8_linear import FLOAT8_PRODUCTS
 from policies.quantization.quantized_experts import EXPERTS_PRODUCT
 from policies.quantization.quantized_linear import QUANTIZED_PRODUCTS
-from policies.tiling.tiles import tiled_parts
+from policies.tiling.tiles import set_tiles, tiled_parts
 from policies.wrapping import find_layers
 from utils.errors import ConfigError
 
@@ -61,12 +61,20 @@ class Checkpointing:
     mode: str
     first: str = "off"
     num_first: int = 0
+    tile_tokens: int = (
+        0  # of a tile of the layers' MLPs (policies/tiling/), which is recomputed in any mode; 0: no tiles
+    )
 
     def __str__(self) -> str:
+        tiles = f", MLPs in tiles of {self.tile_tokens:,} tokens" if self.tile_tokens else ""
         if not self.num_first:
-            return self.mode
+            return self.mode + tiles
         layers = "layer" if self.num_first == 1 else f"{self.num_first} layers"
-        return f"{self.first} in the first {layers}, {self.mode} in the others"
+        return f"{self.first} in the first {layers}, {self.mode} in the others{tiles}"
+
+    def alike(self, mode: str) -> Checkpointing:
+        """The same tiles, with every layer in this mode."""
+        return Checkpointing(mode, tile_tokens=self.tile_tokens)
 
     @property
     def modes(self) -> tuple[str, ...]:
@@ -136,7 +144,8 @@ def checkpointing_mode(
         ConfigError: if checkpointing was asked for and the model does not support it.
     """
     asked = train.activation_checkpointing
-    checkpointing = Checkpointing(mode_of_flags(train, fsdp, quantized=quantized))
+    tile_tokens = train.tile_tokens if isinstance(train.tile_tokens, int) else 0
+    checkpointing = Checkpointing(mode_of_flags(train, fsdp, quantized=quantized), tile_tokens=tile_tokens)
     # Any other choice means that the flags' mode is not supported, which is decided and said below.
     if chosen is not None and (asked == "auto" or chosen.strongest == checkpointing.strongest):
         checkpointing = chosen
@@ -148,7 +157,7 @@ def checkpointing_mode(
     is_demand = asked is not None or fsdp.fsdp_activation_checkpointing is not None
     if is_demand and asked != "auto" and train.peft_method != "prefix":  # configs/validation.py refuses the flags
         raise ConfigError(f"--activation_checkpointing: {reason}; give --activation_checkpointing off")
-    return Checkpointing("off"), [f"activation_checkpointing: off, {reason}"]
+    return checkpointing.alike("off"), [f"activation_checkpointing: off, {reason}"]
 
 
 def why_not_checkpointed(model: PreTrainedModel, train: TrainConfig) -> str | None:
@@ -161,20 +170,24 @@ def why_not_checkpointed(model: PreTrainedModel, train: TrainConfig) -> str | No
 
 
 def apply_activation_checkpointing(model: PreTrainedModel, checkpointing: Checkpointing) -> None:
-    """Checkpoint each layer that has a mode other than `off`. A plan calls this again with other modes."""
-    checkpoint_layers(checkpointing.of_layers(model))
+    """Checkpoint each layer that has a mode other than `off`. A plan calls this again with other modes and tiles."""
+    checkpoint_layers(find_layers(model), checkpointing)
 
 
-def checkpoint_layers(modes: Iterable[tuple[nn.Module, str]]) -> None:
-    """Checkpoint layers, each as its mode says.
+def checkpoint_layers(layers: Sequence[nn.Module], checkpointing: Checkpointing) -> None:
+    """Checkpoint layers, each as its mode says, and let their MLPs run in tiles if there are any.
+
+    Args:
+        layers: as `policies.wrapping.find_layers` returned them, perhaps adapted and sharded since.
 
     Each layer's forward is replaced. Unlike torch's `checkpoint_wrapper`, this keeps parameter names. Unlike the switch
     of transformers before about 5.20, it is inside the hooks of sharding, which then do not run again, and inside the
     compiled code: selective checkpointing around compiled code would keep tensors that this code overwrites.
     """
+    set_tiles(layers, checkpointing.tile_tokens)
     # One function for all layers of a mode, so that one compiled graph serves them.
     forwards = {"full": _checkpointed({}), "selective": _checkpointed({"context_fn": selective_contexts})}
-    for layer, mode in modes:
+    for layer, mode in checkpointing.of(layers):
         if tiled := tiled_parts(layer):
             _checkpoint_around_tiles(layer, tiled, mode, forwards)
         elif mode == "off":

@@ -7,8 +7,6 @@ from collections.abc import Iterator, Sequence
 
 from torch import nn
 
-from utils.errors import ConfigError
-
 MIXES_TOKENS = (nn.modules.conv._ConvNd, nn.RNNBase, nn.MultiheadAttention)
 """Torch's modules of which one token's output needs others."""
 
@@ -33,27 +31,21 @@ def find_norms(layers: Sequence[nn.Module]) -> list[nn.Module]:
     return [norm for norm in norms if not type(norm).__module__.startswith("torch.") and _takes_states_alone(norm)]
 
 
-def check_parts(parts: Sequence[nn.Module], units: Sequence[nn.Module], model_name: str) -> None:
-    """Refuse tiles if there is nothing to tile, or if it would be gathered anew for each tile.
+def why_not_tiled(layers: Sequence[nn.Module], units: Sequence[nn.Module]) -> str | None:
+    """Why these layers cannot run in tiles, as a clause with a remedy; None if they can.
 
     Args:
-        parts: of `find_token_parts`.
         units: the modules that are gathered one at a time.
-
-    Raises:
-        ConfigError: naming --tile_tokens.
     """
+    parts = find_token_parts(layers)
     if not parts:
-        raise ConfigError(
-            f"--tile_tokens: the layers of {model_name} have no MLP in a module of its own, so nothing can be computed "
-            "in tiles; leave it out"
-        )
-    inside = {id(inner): inner for part in parts for inner in part.modules() if inner is not part}
-    if within := [unit for unit in units if id(unit) in inside]:
-        raise ConfigError(
-            f"--tile_tokens: --wrap {type(within[0]).__name__} would gather weights anew for each tile; give --wrap "
-            "layer, or leave this out"
-        )
+        return "its layers have no MLP in a module of its own, so nothing can be computed in tiles; leave it out"
+    inside = {id(inner) for part in parts for inner in part.modules() if inner is not part}
+    for unit in units:
+        if id(unit) in inside:
+            wrapped = type(unit).__name__
+            return f"--wrap {wrapped} would gather weights anew for each tile; give --wrap layer, or leave this out"
+    return None
 
 
 def _children(layer: nn.Module) -> Iterator[nn.Module]:

@@ -27,6 +27,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from policies.routing.balancing import WatchedRouter, of_tokens
+from policies.tiling.finding import find_norms, find_token_parts
 
 Compute = Callable[[nn.Module, torch.Tensor], Any]
 
@@ -47,13 +48,20 @@ def tile_parts(parts: Sequence[nn.Module], tiles: Tiles) -> None:
         module.forward = MethodType(run_in_tiles, module)
 
 
-def is_tiled(module: nn.Module) -> bool:
-    return hasattr(module, "tiles")
+def set_tiles(layers: Sequence[nn.Module], tokens: int) -> None:
+    """Let what works on each token alone in these layers run in tiles of so many tokens; 0: as it is."""
+    parts = [part for layer in layers for part in layer.modules() if hasattr(part, "tiles")]
+    if tokens and not parts:
+        tile_parts([*find_token_parts(layers), *find_norms(layers)], Tiles(tokens))
+    tiles: list[Any] = [part.tiles for part in parts]
+    for one in tiles:
+        one.tokens = tokens
 
 
 def tiled_parts(layer: nn.Module) -> list[nn.Module]:
     """The parts of a layer that run in tiles."""
-    return [module for module in layer.modules() if is_tiled(module)]
+    parts: list[Any] = [module for module in layer.modules() if hasattr(module, "tiles")]
+    return [part for part in parts if part.tiles.tokens]
 
 
 def run_in_tiles(module: Any, hidden: torch.Tensor) -> Any:
@@ -62,7 +70,7 @@ def run_in_tiles(module: Any, hidden: torch.Tensor) -> Any:
     A batch of one tile at most runs as it is, and keeps what it would without tiles.
     """
     # Code that is compiled around a norm holds none of its inner values, so it is not cut there.
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or not module.tiles.tokens:
         return module.compute_tile(module, hidden)
     flat = hidden.reshape(1, -1, hidden.shape[-1])
     call = _TiledCall(module, flat.shape[1])
@@ -91,8 +99,8 @@ class _TiledCall:
 
     def __init__(self, module: Any, num_tokens: int) -> None:
         self._module, self._num_tokens = module, num_tokens
-        size = module.tiles.tokens or num_tokens
-        self.num_tiles = -(-num_tokens // size) if num_tokens else 1
+        size = module.tiles.tokens
+        self.num_tiles = max(1, -(-num_tokens // size))
         # As even as can be, so that no kernel gets a handful of tokens: but in multiples of 16, which kernels like.
         even = -(-num_tokens // self.num_tiles)
         self._size = max(1, min(size, -(-even // 16) * 16))

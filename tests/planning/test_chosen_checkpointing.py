@@ -37,7 +37,7 @@ def one_billion(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def planned(model: Path, given: str, *, cards: str = "A100-40GB", memory_gib: float | None = None) -> Plan:
-    shape = "--batch_size_training 8 --context_length 2048 --run_validation False"
+    shape = "--batch_size_training 8 --context_length 2048 --run_validation False --tile_tokens 0"
     config = parse_flags(["--model_name", str(model), *shape.split(), *given.split()])
     return plan_of(config, parse_hardware(cards, device_memory_gib=memory_gib))
 

@@ -23,15 +23,14 @@ from policies.quantization.choice import quantize_weights
 from policies.quantization.packing import Quantization
 from policies.routing.expert_loads import Routing
 from policies.routing.routers import find_routers
-from policies.tiling.finding import check_parts, find_norms, find_token_parts
-from policies.tiling.tiles import Tiles, tile_parts
+from policies.tiling.finding import find_token_parts, why_not_tiled
+from policies.tiling.tiles import Tiles, tile_parts, tiled_parts
 from policies.wrapping import find_layers
 from tasks.causal_lm import CausalLM
 from tests.helpers.causal_models import make_batch
 from tests.helpers.families import FAMILIES
 from tests.helpers.mixtures import mixture
 from tests.helpers.seq2seq_models import make_model as make_seq2seq
-from utils.errors import ConfigError
 
 TASK = CausalLM()
 TILE = 16  # of batches of 6 rows, up to 23 tokens wide: several tiles, and a shorter last one
@@ -39,12 +38,8 @@ TILE = 16  # of batches of 6 rows, up to 23 tokens wide: several tiles, and a sh
 
 def tiled(model: Any, tokens: int, mode: str = "full") -> Any:
     """The model, in tiles of so many tokens; 0: as it is."""
-    layers = find_layers(model)
-    if tokens:
-        parts = find_token_parts(layers)
-        assert len(parts) >= len(layers)
-        tile_parts([*parts, *find_norms(layers)], Tiles(tokens))
-    apply_activation_checkpointing(model, Checkpointing(mode))
+    apply_activation_checkpointing(model, Checkpointing(mode, tile_tokens=tokens))
+    assert all(bool(tiled_parts(layer)) == bool(tokens) for layer in find_layers(model))
     return model
 
 
@@ -257,14 +252,13 @@ def test_what_a_tile_held_is_given_back_with_it_and_not_when_python_collects_gar
     assert peaks[1][1] < 5 * of_states + 2 * of_tile + 2 * sum(p.nbytes for p in layer.mlp.parameters())
 
 
-def test_layers_that_multiply_by_the_weights_of_their_mlp_themselves_are_refused() -> None:
-    model = AutoModelForCausalLM.from_config(FAMILIES["opt"].config)
-    with pytest.raises(ConfigError, match=r"^--tile_tokens: the layers of it have no MLP in a module of its own"):
-        check_parts(find_token_parts(find_layers(model)), [], "it")
+def test_layers_that_multiply_by_the_weights_of_their_mlp_themselves_are_not_tiled() -> None:
+    layers = find_layers(AutoModelForCausalLM.from_config(FAMILIES["opt"].config))
+    assert str(why_not_tiled(layers, [])).startswith("its layers have no MLP in a module of its own")
 
 
-def test_units_inside_an_mlp_are_refused() -> None:
-    parts = find_token_parts(find_layers(make("llama", 0)))
-    check_parts(parts, parts, "it")
-    with pytest.raises(ConfigError, match=r"^--tile_tokens: --wrap Linear would gather weights anew"):
-        check_parts(parts, [parts[0].down_proj], "it")
+def test_units_inside_an_mlp_are_refused_and_whole_ones_are_not() -> None:
+    layers = find_layers(make("llama", 0))
+    parts = find_token_parts(layers)
+    assert why_not_tiled(layers, [*layers, *parts]) is None
+    assert str(why_not_tiled(layers, [parts[0].down_proj])).startswith("--wrap Linear would gather weights anew")
