@@ -39,7 +39,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def planned(model: Path, given: str, *, memory_gib: float | None = None, host_gib: float | None = None) -> Plan:
-    shape = f"--use_peft --batch_size_training 1 --context_length {LENGTH} --run_validation False"
+    shape = f"--use_peft --batch_size_training 1 --context_length {LENGTH} --run_validation False --tile_tokens 0"
     config = parse_flags(["--model_name", str(model), *shape.split(), *given.split()])
     return plan_of(config, parse_hardware("A100-40GB", device_memory_gib=memory_gib, host_memory_gib=host_gib))
 

@@ -43,3 +43,19 @@ def test_losses_and_gradient_norms_are_those_of_whole_layers(
     for whole, tiled in zip(found["0"], found["48"], strict=True):
         assert tiled["loss"] == pytest.approx(whole["loss"], rel=1e-5)
         assert tiled["grad_norm"] == pytest.approx(whole["grad_norm"], rel=1e-4)
+
+
+@pytest.mark.slow
+def test_a_resumed_run_goes_on_bit_for_bit_with_adapters_that_drop_out(
+    tiny_model: Path, samples: Path, tmp_path: Path, process_group: ProcessGroup
+) -> None:
+    argv = ["--tile_tokens", "48", "--context_length", "128", "--activation_checkpointing", "full", "--use_peft"]
+    argv += ["--target_modules", "all-linear", "--lora_dropout", "0.2", "--save_model", "False"]
+    argv += ["--run_validation", "False", "--num_epochs", "3", "--lr", "1e-3"]
+    for name, steps in (("whole", [4]), ("stopped", [2, 4])):
+        for last in steps:
+            words = flags(tiny_model, samples, tmp_path / name, *argv, "--max_train_step", str(last))
+            process_group.train([*words, "--resume", "auto"], 1)
+    whole, stopped = ([event["loss"] for event in train_events(tmp_path / name)] for name in ("whole", "stopped"))
+    assert len(whole) == 4
+    assert stopped == whole
