@@ -77,10 +77,9 @@ def test_a_number_is_refused_for_layers_without_an_mlp_of_their_own_and_auto_is_
     assert planned(tmp_path, FULL, 1.0).model.empty.checkpointing == Checkpointing("full")
 
 
-def test_tiles_come_before_host_memory_and_both_where_one_is_not_enough(wide: Path) -> None:
-    given = f"{FULL} --activation_offloading auto"
-    whole, least = (planned(wide, f"{FULL} --tile_tokens {tokens}").memory for tokens in (0, 4096))
-    for peak_gib, moves in ((whole.peak_gib * 0.9, False), (least.peak_gib * 0.99, True)):
-        found = planned(wide, given, (peak_gib + whole.overhead_gib) / 0.95)
-        assert found.model.empty.checkpointing.tile_tokens
-        assert (found.model.empty.num_offloaded > 0) == moves
+def test_tiles_come_before_host_memory(wide: Path) -> None:
+    whole = planned(wide, f"{FULL} --tile_tokens 0").memory
+    found = planned(wide, f"{FULL} --activation_offloading auto", whole.peak_gib)
+    assert found.memory.verdict == "fits"
+    assert found.model.empty.checkpointing.tile_tokens
+    assert found.model.empty.num_offloaded == 0
