@@ -10,6 +10,7 @@ turn by turn (`chat.rendered_turns`).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from chat.conversation import Conversation
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 MANY_TURNS = 8  # that are learned; up to here each is rendered by itself
 _CHECKS_OF_A_KIND = 4
 _WHOLE_AT_FIRST, _WHOLE_EVERY = 2, 512  # conversations that are found in both ways
+_MOST_TURNS_CHECKED = 64  # that are learned; of a longer conversation its beginning is found in both ways
 _TURN_EVERY = 8  # conversations of which one turn more is rendered by itself
 
 
@@ -33,7 +35,10 @@ class _InDoubtError(Exception):
 
 
 def samples_by_kinds(
-    conversation: Conversation, template: ChatTemplate, learned: Sequence[int], one_by_one: Callable[[], list[Sample]]
+    conversation: Conversation,
+    template: ChatTemplate,
+    learned: Sequence[int],
+    one_by_one: Callable[[Conversation, Sequence[int]], list[Sample]],
 ) -> list[Sample]:
     """The fewest samples that hold all turns that are learned.
 
@@ -44,17 +49,30 @@ def samples_by_kinds(
     known = template.kinds
     known.num_conversations += 1
     if not known.is_trusted:
-        return one_by_one()
+        return one_by_one(conversation, learned)
     try:
         samples = _find(conversation, template, learned)
-    except _InDoubtError:
-        return one_by_one()
-    if known.num_conversations > _WHOLE_AT_FIRST and known.num_conversations % _WHOLE_EVERY:
-        return samples
-    checked = one_by_one()
-    if samples != checked:
+        if known.num_conversations > _WHOLE_AT_FIRST and known.num_conversations % _WHOLE_EVERY:
+            return samples
+        if len(learned) <= _MOST_TURNS_CHECKED:
+            checked = one_by_one(conversation, learned)
+            if samples != checked:
+                _distrust(known)
+            return checked
+        beginning, learned_there = _beginning(conversation, learned)
+        if _find(beginning, template, learned_there) == one_by_one(beginning, learned_there):
+            return samples
         _distrust(known)
-    return checked
+    except _InDoubtError:
+        pass
+    return one_by_one(conversation, learned)
+
+
+def _beginning(conversation: Conversation, learned: Sequence[int]) -> tuple[Conversation, Sequence[int]]:
+    """The first turns of a conversation, and those of them that are learned."""
+    learned = learned[:_MOST_TURNS_CHECKED]
+    size = learned[-1] + 1
+    return replace(conversation, messages=conversation.messages[:size], has_loss=conversation.has_loss[:size]), learned
 
 
 def _distrust(known: KindsOfTurns) -> None:

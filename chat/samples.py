@@ -73,11 +73,14 @@ def _samples(conversation: Conversation, template: ChatTemplate) -> tuple[list[S
     find = marked_turn if has_marks else prompted_turn
     learned = [index for index, has_loss in enumerate(conversation.has_loss) if has_loss]
 
-    def one_by_one() -> list[Sample]:
+    def one_by_one(conversation: Conversation, learned: Sequence[int]) -> list[Sample]:
         return _shared(conversation, template, [find(conversation, template, index) for index in learned])
 
     is_long = len(learned) > MANY_TURNS and not has_marks
-    samples = samples_by_kinds(conversation, template, learned, one_by_one) if is_long else one_by_one()
+    if is_long:
+        samples = samples_by_kinds(conversation, template, learned, one_by_one)
+    else:
+        samples = one_by_one(conversation, learned)
     for sample in samples:
         _check(conversation, sample, template)
     if has_marks:

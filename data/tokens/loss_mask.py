@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from data.tokens.joined_answers import Seam, joined_examples
 from data.tokens.labels import IGNORE_INDEX
 from data.tokens.long_texts import EncodedText, encode_texts
 from data.tokens.spans import TextSpan
@@ -64,7 +65,7 @@ def tokenize_spans(
     special = special or SpecialTokens.of(tokenizer)
     start_ids, end_ids, none = (np.array(ids, dtype=np.int32) for ids in (start, end, ()))
     tokenized = TokenColumns([], [], [0] * len(examples))
-    across = []  # (example, tokens before the answer, prompt) where the answer's first token may begin in the prompt
+    across: list[Seam] = []
     for example, (spans, text, encoded) in enumerate(
         zip(examples, texts, encode_texts(texts, tokenizer, special), strict=True)
     ):
@@ -81,17 +82,13 @@ def tokenize_spans(
                 first, last = _tokens_by_prefix(content, text, place, tokenizer, special)
             labels[len(before) + first : len(before) + last] = content[first:last]
             if first < last and place[0] in seams and (place_of is None or place_of(first)[0] < place[0]):
-                across.append((example, content[:first], text[: place[0]]))
+                across.append(Seam(example, text, place[0], content[:first], place_of))
         if spans and spans[-1].has_loss and len(after):
             labels[-len(after) :] = after
         tokenized.input_ids.append(ids)
         tokenized.labels.append(labels)
-    # A token may begin in the prompt because of what the tokenizer puts in; only other tokens of the prompt by itself
-    # show that the answer changes them.
-    alone = encode_texts([prompt for _, _, prompt in across], tokenizer, special)
-    for (example, before_answer, _), prompt in zip(across, alone, strict=True):
-        if not np.array_equal(prompt.ids, before_answer):
-            tokenized.num_answers_joined[example] = 1
+    for example in joined_examples(across, tokenizer, special):
+        tokenized.num_answers_joined[example] = 1
     return tokenized
 
 

@@ -109,6 +109,25 @@ def test_the_number_of_renderings_does_not_grow_with_the_turns(
     assert number[0] <= most
 
 
+def test_the_first_conversations_are_rendered_few_times_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of one with many turns the beginning alone is found in both ways, or it would take the square of them."""
+    of = ChatTemplate.of(FAMILIES["ChatML"].tokenizer())
+    turns = [{"role": role, "content": f"{role} {turn}."} for turn in range(150) for role in ("user", "assistant")]
+    sizes: list[int] = []
+    render = of.render
+
+    def counted(conversation: Conversation, size: int, **options: Any) -> str:
+        sizes.append(size)
+        return render(conversation, size, **options)
+
+    monkeypatch.setattr(ChatTemplate, "render", lambda _, *args, **options: counted(*args, **options))
+    long = chat_samples(read({"messages": turns}), of)
+    assert sum(sizes) < len(turns) ** 2 / 6, "messages rendered: one by one it would be half of the square"
+    monkeypatch.undo()
+    monkeypatch.setattr(samples_module, "MANY_TURNS", 10_000)
+    assert chat_samples(read({"messages": turns}), ChatTemplate.of(FAMILIES["ChatML"].tokenizer())) == long
+
+
 def test_a_turn_that_is_written_by_its_place_is_doubted_and_rendered_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     """A template that writes a thought in history for every third turn alone: no kind says that."""
     odd = "{{ '<think></think>' if message.role == 'assistant' and loop.index % 3 == 0 and not loop.last else '' }}"

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
+from data.tokens import joined_answers, long_texts
 from data.tokens.loss_mask import tokenize_spans
 from data.tokens.spans import TextSpan
 from tests.helpers.tokenizers_of_kinds import KINDS, LINES, byte_level
@@ -66,6 +67,35 @@ def test_an_answer_that_changes_the_prompts_tokens_is_counted(kind: str, prompt:
     ends = [last for _, last in encoded["offset_mapping"]]
     changes = [token for token, last in zip(encoded["input_ids"], ends, strict=True) if last <= len(prompt)] != alone
     assert tokenize_spans([spans], tokenizer).num_answers_joined == [int(reaches_across and changes)]
+
+
+@pytest.mark.parametrize("kind", ["byte-level", "metaspace", "unigram"])
+def test_many_answers_of_a_long_conversation_are_counted_as_by_whole_prompts(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And the tokenizer gets few characters more: whole prompts before each answer would be the square of the turns."""
+    tokenizer, num_characters, call = KINDS[kind](), [0], long_texts._call
+
+    def counted(texts: list[str], tokenizer: Any) -> Any:
+        num_characters[0] += sum(map(len, texts))
+        return call(texts, tokenizer)
+
+    monkeypatch.setattr(long_texts, "_call", counted)
+    for gap in ("", " ", "\n", "\n\n"):
+        spans = [
+            TextSpan(f"{LINES[turn % 3]}{turn}{gap}" if not has_loss else f"{gap}{LINES[turn % 2]}", has_loss)
+            for turn in range(200)
+            for has_loss in (False, True)
+        ]
+        text = "".join(span.text for span in spans)
+        found = tokenize_spans([spans], tokenizer).num_answers_joined
+        monkeypatch.setattr(joined_answers, "NEAR_TOKENS", 10**6)  # whole prompts, as if there were no shorter way
+        assert tokenize_spans([spans], tokenizer).num_answers_joined == found
+        monkeypatch.undo()
+        monkeypatch.setattr(long_texts, "_call", counted)
+        num_characters[0] = 0
+        tokenize_spans([spans], tokenizer)
+        assert num_characters[0] < 8 * len(text)
 
 
 def test_white_space_at_a_prompts_end_joins_its_answer() -> None:
