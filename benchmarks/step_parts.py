@@ -33,7 +33,7 @@ from policies.loss.summed_loss import summed_cross_entropy
 from policies.mixed_precision import DTYPES, Precision
 from policies.optimizers.compiled_adamw import ROW, CompiledAdamW
 from policies.quantization.nf4_unpacking import unpack_nf4
-from policies.quantization.packing import BLOCK
+from policies.quantization.packing import BLOCK, NESTED_BLOCK
 from utils.compat import GROUPED_HEADS
 from utils.optional_packages import import_bitsandbytes
 
@@ -202,12 +202,16 @@ def unpack_variants(rows: int, width: int, dtype: torch.dtype) -> dict[str, Call
         scaled: torch.Tensor = code[halves].view(-1, BLOCK) * absmax.unsqueeze(1)
         return scaled.to(dtype).view(rows, width)
 
+    def by_own_kernel() -> torch.Tensor:
+        return unpack_nf4(packed, absmax.view(1, -1), code, (), BLOCK, NESTED_BLOCK, dtype).view(rows, width)
+
     compiled = torch.compile(looked_up)
     assert torch.equal(compiled(), functional.dequantize_4bit(packed, state))
+    assert torch.equal(by_own_kernel(), functional.dequantize_4bit(packed, state))
     return {
         "a weight out of nf4, by bitsandbytes": lambda: take(functional.dequantize_4bit(packed, state)),
         "a weight out of nf4, by compiled code": lambda: take(compiled()),
-        "a weight out of nf4, by our own kernel": lambda: take(unpack_nf4(packed, absmax, code, BLOCK, dtype)),
+        "a weight out of nf4, by our own kernel": lambda: take(by_own_kernel()),
     }
 
 

@@ -2,22 +2,23 @@
 
 torch.compile's partitioner recomputes cheap operators in backward, chiefly elementwise ones between products, and keeps
 the outputs of products, and their inputs that backward reads (torch/_functorch/partitioners.py,
-`min_cut_rematerialization_partition`). So of what autograd keeps of a layer, this keeps the outputs of products,
-attention and reductions, and such inputs of products as the gradient of another input is computed from; anything else
-is traced back to those that it is computed from. Random masks are drawn again from their seeds.
+`min_cut_rematerialization_partition`). Operators that are not torch's own count as products: it recomputes none. So
+this finds the tensors of the fewest bytes from which all that autograd keeps of a layer is computed again, among the
+outputs of products, attention and reductions, such inputs of products as the gradient of another input is computed
+from, and whatever is computed from these. Random masks are drawn again from their seeds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import networkx
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from planning.memory.device_kernels import FUSED_ATTENTION
 from policies.activations.checkpointing import MATRIX_PRODUCTS
 
 _aten = torch.ops.aten
@@ -27,7 +28,7 @@ _PRODUCTS = (
     _aten.baddbmm.default,
     _aten.convolution.default,
     _aten.embedding.default,
-    FUSED_ATTENTION,
+    _aten._grouped_mm.default,
 )
 _REDUCTIONS = (_aten.mean.dim, _aten.sum.dim_IntList, _aten.native_layer_norm.default, _aten._softmax.default)
 
@@ -53,36 +54,44 @@ class CompiledLayer(TorchDispatchMode):
 
     def kept_bytes(self, outputs: Any) -> dict[int, int]:
         """The bytes of each new storage that the layer keeps, those of its outputs included."""
-        kept: dict[int, torch.Tensor] = {}
-        for leaf in tree_leaves(outputs):
-            if isinstance(leaf, torch.Tensor) and _key(leaf) not in self._existing:
-                kept[_key(leaf)] = leaf
-        seen: set[int] = set()
-        todo = list(self._saved)
-        while todo:
-            tensor = todo.pop()
-            key = _key(tensor)
-            if key in seen or key in self._existing or key not in self._made:
-                continue
-            seen.add(key)
-            made, sources = self._made[key]
-            # Anything else is computed again from its inputs, which are kept instead.
-            if key in self._fixed or not sources:
-                kept[key] = made
-            else:
-                todo += sources
+        returned = {_key(leaf): leaf for leaf in tree_leaves(outputs) if isinstance(leaf, torch.Tensor)}
+        kept = {key: tensor for key, tensor in returned.items() if key not in self._existing}
+        kept |= {key: self._made[key][0] for key in self._cheapest_cut(free=kept.keys())}
         return {key: tensor.untyped_storage().nbytes() for key, tensor in kept.items()}
+
+    def _cheapest_cut(self, free: Collection[int]) -> set[int]:
+        """The storages, of the fewest bytes together, that all saved ones can be computed from.
+
+        The partitioner's own problem: a minimum cut between what is not computed again and what backward reads.
+
+        Args:
+            free: storages that are there anyway.
+        """
+        graph = networkx.DiGraph()
+        graph.add_nodes_from(("made", "read"))
+        for key, (tensor, sources) in self._made.items():
+            if key in self._existing or key in free:
+                continue
+            graph.add_edge((key, "in"), (key, "out"), capacity=tensor.untyped_storage().nbytes())
+            if key in self._fixed or not sources:
+                graph.add_edge("made", (key, "in"))  # without a capacity: never cut
+            else:
+                graph.add_edges_from(((_key(source), "out"), (key, "in")) for source in sources)
+        graph.add_edges_from(((_key(tensor), "out"), "read") for tensor in self._saved)
+        _, (side_of_made, _) = networkx.minimum_cut(graph, "made", "read")
+        return {key for key in self._made if (key, "in") in side_of_made and (key, "out") not in side_of_made}
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         outputs = function(*args, **(kwargs or {}))
+        is_product = function in _PRODUCTS or function.namespace != "aten"
         inputs = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         for leaf in tree_leaves(outputs):
             if isinstance(leaf, torch.Tensor):
                 # setdefault, since an operator in place returns its input, which keeps its origin.
                 self._made.setdefault(_key(leaf), (leaf, [source for source in inputs if _key(source) != _key(leaf)]))
-                if function in (*_PRODUCTS, *_REDUCTIONS):
+                if is_product or function in _REDUCTIONS:
                     self._fixed.add(_key(leaf))
-        if function in _PRODUCTS and not _drops(function, args):
+        if is_product and not _drops(function, args):
             for index, source in enumerate(inputs):
                 # The gradient of one factor needs the other.
                 if any(other.requires_grad for other in (*inputs[:index], *inputs[index + 1 :])):

@@ -63,30 +63,40 @@ def experts_forward(
     rows = rows_of_tokens(hidden_states, order.order, order.places)
     weights = top_k_weights.reshape(-1).index_select(0, order.order).unsqueeze(-1)
     first, second = weight_names(experts)
-    inner = _multiply(experts, first, rows, order)
+    inner = _with_bias(experts, first, _multiply(experts, first, rows, order), order)
     inner = experts._apply_gate(inner) if experts.has_gate else experts.act_fn(inner)
     if getattr(experts, "has_post_expert_norm", False):
-        outputs = experts.post_expert_norm(_multiply(experts, second, inner, order)) * weights
+        outputs = _with_bias(experts, second, _multiply(experts, second, inner, order), order)
+        outputs = experts.post_expert_norm(outputs) * weights
     else:
         # Weighted here, where rows are narrower than outputs, which backward then need not keep.
-        outputs = _multiply(experts, second, (inner * weights).to(inner.dtype), order, weights)
-    outputs = outputs.to(hidden_states.dtype)
-    return tokens_of_rows(outputs, order.order, order.places, hidden_states.shape[0])
+        outputs = _multiply(experts, second, (inner * weights).to(inner.dtype), order)
+    summed = tokens_of_rows(outputs.to(hidden_states.dtype), order.order, order.places, hidden_states.shape[0])
+    if experts.has_bias and not getattr(experts, "has_post_expert_norm", False):
+        bias = getattr(experts, f"{second}_bias")
+        summed = (summed + _weighted_bias(bias, top_k_index, top_k_weights)).to(summed.dtype)
+    return summed
 
 
-def _multiply(
-    experts: Any, name: str, rows: torch.Tensor, order: RowOrder, weights: torch.Tensor | None = None
-) -> torch.Tensor:
-    """The product with a weight, and its bias if it has one.
+def _multiply(experts: Any, name: str, rows: torch.Tensor, order: RowOrder) -> torch.Tensor:
+    product: torch.Tensor = experts.products[name](experts, name, rows, order.ends)
+    return product
 
-    Args:
-        weights: [rows, 1], by which rows were multiplied; None if they were not.
-    """
-    outputs: torch.Tensor = experts.products[name](experts, name, rows, order.ends)
+
+def _with_bias(experts: Any, name: str, outputs: torch.Tensor, order: RowOrder) -> torch.Tensor:
+    """The outputs of a product, with its bias if it has one."""
     if not experts.has_bias:
         return outputs
-    bias = getattr(experts, f"{name}_bias")[order.expert_of_row]
-    return outputs + (bias if weights is None else bias * weights).to(outputs.dtype)
+    return outputs + getattr(experts, f"{name}_bias")[order.expert_of_row].to(outputs.dtype)
+
+
+def _weighted_bias(bias: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor) -> torch.Tensor:
+    """The weighted sum of the chosen experts' biases, in fp32: [experts, hidden] to [tokens, hidden].
+
+    A product with all experts: a bias for each row would be kept for the gradient of its weight.
+    """
+    of_experts = top_k_weights.new_zeros(len(top_k_index), len(bias), dtype=torch.float32)
+    return of_experts.scatter(1, top_k_index, top_k_weights.float()) @ bias.float()
 
 
 def plain_product(experts: Any, name: str, rows: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:

@@ -37,12 +37,20 @@ def sort_by_expert(top_k_index: torch.Tensor, num_experts: int) -> RowOrder:
 @torch.library.custom_op("experts::rows_of_tokens", mutates_args=())
 def rows_of_tokens(tokens: torch.Tensor, order: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
     """[tokens, width] -> [rows, width], each token once for each of its experts."""
+    if tokens.is_cuda and len(tokens):
+        from policies.experts.row_kernels import copy_to_rows  # needs Triton
+
+        return copy_to_rows(tokens, places)
     return tokens[order // (len(order) // len(tokens))]
 
 
 @torch.library.custom_op("experts::tokens_of_rows", mutates_args=())
 def tokens_of_rows(rows: torch.Tensor, order: torch.Tensor, places: torch.Tensor, num_tokens: int) -> torch.Tensor:
     """[rows, width] -> [tokens, width], the sum of each token's rows, which is rounded once."""
+    if rows.is_cuda and num_tokens:
+        from policies.experts.row_kernels import sum_of_rows  # needs Triton
+
+        return sum_of_rows(rows, places, num_tokens)
     return rows[places].view(num_tokens, -1, rows.shape[1]).sum(dim=1)
 
 

@@ -57,10 +57,14 @@ def packages_of(model_class: type[nn.Module]) -> set[str] | None:
 
 def tell_documents_apart(layers: Iterable[nn.Module], kernels: Kernels) -> None:
     """Give each of these layers a forward whose functions take the offsets of documents."""
+    forwards: dict[type, FunctionType] = {}
     for layer in layers:
-        written = inspect.unwrap(type(layer).forward)
-        own = {name: _own_function(name, written.__globals__[name], kernels) for name in _functions_of(type(layer))}
-        layer.forward = MethodType(_with_functions(written, own), layer)
+        kind = type(layer)
+        if kind not in forwards:
+            written = inspect.unwrap(kind.forward)
+            own = {name: _own_function(name, written.__globals__[name], kernels) for name in _functions_of(kind)}
+            forwards[kind] = _with_functions(written, own)
+        layer.forward = MethodType(forwards[kind], layer)
 
 
 def _own_function(name: str, written: Callable[..., Any], kernels: Kernels) -> Callable[..., Any]:
@@ -76,10 +80,15 @@ def _own_function(name: str, written: Callable[..., Any], kernels: Kernels) -> C
 
 
 def _with_functions(written: Any, own: Mapping[str, Callable[..., Any]]) -> FunctionType:
-    """The same code, which finds these functions under their names, and all else where it was."""
+    """The same code, which finds these functions under their names, and all else where it was.
+
+    A copy of it: torch.compile keeps what it compiled with the code, and stores the names that this needs in one scope.
+    """
     # Without its module's name torch.compile looks names up in this scope, and not in the module.
     scope = {name: value for name, value in written.__globals__.items() if name != "__name__"} | dict(own)
-    function = FunctionType(written.__code__, scope, written.__name__, written.__defaults__, written.__closure__)
+    function = FunctionType(
+        written.__code__.replace(), scope, written.__name__, written.__defaults__, written.__closure__
+    )
     function.__kwdefaults__ = written.__kwdefaults__
     return function
 

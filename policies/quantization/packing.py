@@ -112,14 +112,22 @@ def unpack_4bit(
     own_unpacking: bool,
     dtype: torch.dtype,
 ) -> torch.Tensor:
-    """A tensor of `shape`, computed as in bitsandbytes' own backward, and by either kernel to the same bits."""
+    """A tensor of `shape`, computed as in bitsandbytes' own backward, and by either kernel to the same bits.
+
+    Args:
+        statistics: `absmax` and its offset have a row for each matrix, if several are unpacked at once.
+    """
     if packed.is_meta:  # a plan has shapes alone, and so no need of bitsandbytes
         return packed.new_empty(tuple(shape), dtype=dtype)
     absmax, code, *nested = statistics
-    if nested:
-        absmax = unpack_absmax(absmax, *nested)
     if own_unpacking:
-        return unpack_nf4(packed, absmax, code, BLOCK, dtype).view(tuple(shape))
+        by_matrix = absmax.view(-1, absmax.shape[-1])
+        return unpack_nf4(packed, by_matrix, code, nested, BLOCK, NESTED_BLOCK, dtype).view(tuple(shape))
+    if nested:
+        absmax = _unpack_absmax(absmax, *nested)
+    # Matrices are filled up to whole blocks, and in `absmax` to whole nested blocks.
+    num_blocks = -(-math.prod(shape) // BLOCK) // (absmax.numel() // absmax.shape[-1])
+    absmax = absmax[..., :num_blocks].reshape(-1)
     # As one row. Of several rows bitsandbytes 0.50 takes wrong scales on a CPU, if blocks do not end where rows do; its
     # product does so, too.
     # The row is [1, n]: of [n] the CPU's kernel makes that, which is not what torch.compile was told.
@@ -129,12 +137,12 @@ def unpack_4bit(
     )
 
 
-def unpack_absmax(
+def _unpack_absmax(
     absmax: torch.Tensor, offset: torch.Tensor, nested_absmax: torch.Tensor, nested_code: torch.Tensor
 ) -> torch.Tensor:
     """The scales in fp32, which double quantization stores in 8 bits."""
     operator = torch.ops.bitsandbytes.dequantize_blockwise.default
-    scales: torch.Tensor = operator(absmax, nested_absmax, nested_code, NESTED_BLOCK, torch.float32)
+    scales: torch.Tensor = operator(absmax, nested_absmax.view(-1), nested_code, NESTED_BLOCK, torch.float32)
     return scales + offset
 
 

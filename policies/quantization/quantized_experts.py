@@ -32,7 +32,6 @@ from policies.quantization.packing import (
     statistics_of,
     unpack_4bit,
     unpack_8bit,
-    unpack_absmax,
 )
 from utils.errors import ConfigError
 
@@ -270,12 +269,7 @@ def _unpack(
     if quant_type == MXFP4:
         weights = unpack_mxfp4(packed, statistics[0].view(-1), shape[0], dtype, own_kernel=own_unpacking)
         return _cut(weights.view(shape[0], filled), shape)
-    absmax, code, *nested = statistics
-    if nested:
-        offset, nested_absmax, nested_code = nested
-        absmax = unpack_absmax(absmax, offset, nested_absmax.view(-1), nested_code)
-        absmax = absmax[:, : filled // BLOCK].contiguous()
-    weights = unpack_4bit(packed, [absmax.view(-1), code], [shape[0], filled], quant_type, own_unpacking, dtype)
+    weights = unpack_4bit(packed, statistics, [shape[0], filled], quant_type, own_unpacking, dtype)
     return _cut(weights, shape)
 
 

@@ -15,11 +15,12 @@ import torch
 import torch.nn.functional as F
 
 
-def put_stand_ins(monkeypatch: pytest.MonkeyPatch, *, leak: str = "") -> None:
+def put_stand_ins(monkeypatch: pytest.MonkeyPatch, *, leak: str = "", is_disabled: bool = False) -> None:
     """Let the packages be imported. Build the model first: transformers' module looks for them when it is imported.
 
     Args:
         leak: the function that takes no note of documents: "convolution" or "rule".
+        is_disabled: torch.compile leaves them as they are, as it leaves flash-linear-attention's.
     """
     functions: dict[str, Any] = {
         "fla.ops.gated_delta_rule.chunk_gated_delta_rule": _without_offsets(_delta_rule, leak == "rule"),
@@ -33,7 +34,8 @@ def put_stand_ins(monkeypatch: pytest.MonkeyPatch, *, leak: str = "") -> None:
             module = ".".join(packages[:depth])
             if module not in sys.modules or depth == len(packages):
                 monkeypatch.setitem(sys.modules, module, ModuleType(module))
-        setattr(sys.modules[".".join(packages)], name, function)
+        kernel = torch.compiler.disable(function) if is_disabled else function
+        setattr(sys.modules[".".join(packages)], name, kernel)
 
 
 def _without_offsets(function: Any, leaks: bool) -> Any:

@@ -32,3 +32,20 @@ def test_rows_go_to_their_experts_and_back_with_their_gradients(dtype: torch.dty
     of_rows = (gradient[order.order // NUM_CHOSEN] * factors).float()
     expected = torch.zeros(NUM_TOKENS, 16).index_add(0, order.order // NUM_CHOSEN, of_rows)
     torch.testing.assert_close(found_gradient, expected.to(dtype))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_gpu_copies_and_sums_rows_as_a_cpu(dtype: torch.dtype) -> None:
+    """Of a width that does not fill its kernels' blocks; twice, since sums have one order."""
+    torch.manual_seed(0)
+    num_tokens, chosen, width = 300, 8, 2880
+    order = sort_by_expert(torch.stack([torch.randperm(32)[:chosen] for _ in range(num_tokens)]).cuda(), 32)
+    tokens = torch.randn(num_tokens, width, device="cuda", dtype=dtype)
+    rows = rows_of_tokens(tokens, order.order, order.places)
+    assert torch.equal(rows, tokens[order.order // chosen])
+    rows = torch.randn_like(rows)
+    found, again = (tokens_of_rows(rows, order.order, order.places, num_tokens) for _ in range(2))
+    expected = rows[order.places].view(num_tokens, chosen, width).float().sum(dim=1).to(dtype)
+    torch.testing.assert_close(found, expected)
+    assert torch.equal(found, again)

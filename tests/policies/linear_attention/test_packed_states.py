@@ -18,6 +18,7 @@ from benchmarks.families.tiny_configs import VOCAB, tiny_config
 from configs.flags import parse_flags
 from policies.attention.choice import choose_attention, keep_documents_apart, rows_that_need_offsets
 from policies.attention.packing_leaks import check_packing_isolates
+from policies.linear_attention import kernels
 from policies.linear_attention.choice import use_offsets_in_states
 from policies.linear_attention.convolution import convolution_with_gaps
 from policies.linear_attention.kernels import Kernels, is_there
@@ -105,17 +106,43 @@ def test_padded_rows_need_no_mask_and_have_the_loss_and_gradients_of_documents_a
     assert max(alone_and_together(family, collate, model, packed=False)) <= 1e-5
 
 
-@pytest.mark.parametrize("kernels", [Kernels(fla=True), Kernels(fla=True, causal_conv1d=True)])
+@pytest.mark.parametrize("found", [Kernels(fla=True), Kernels(fla=True, causal_conv1d=True)])
 @pytest.mark.parametrize("family", ["qwen3_next", "qwen3_5_text", "kimi_linear"])
 def test_kernels_are_given_what_they_need_to_tell_documents_apart(
-    family: str, kernels: Kernels, monkeypatch: pytest.MonkeyPatch
+    family: str, found: Kernels, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = make_model(family)
     stand_ins.put_stand_ins(monkeypatch)
     collate = chosen(model)
-    tell_documents_apart(state_layers(model), kernels)
+    tell_documents_apart(state_layers(model), found)
     # Token by token they round otherwise than chunk by chunk, as alone.
     assert max(alone_and_together(family, collate, model)) <= 3e-5
+
+
+def test_compiled_layers_go_on_behind_a_kernel_that_is_not_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What torch.compile made for one layer serves the next, and layers of another model."""
+    stand_ins.put_stand_ins(monkeypatch, is_disabled=True)
+    batch = None
+    for num_layers in (2, 3):
+        model = make_model("qwen3_5_text")
+        collate = chosen(model)
+        tell_documents_apart(state_layers(model), Kernels(fla=True))
+        batch = batch or collate([make_documents([9, 5, 7])])
+        expected = loss_and_gradients(model, batch, "cpu")
+        for layer in model.model.layers[:num_layers]:
+            layer.compile(backend="eager")
+        torch.testing.assert_close(loss_and_gradients(model, batch, "cpu"), expected)
+
+
+def test_on_hopper_some_versions_of_triton_need_tilelang(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "is_there", "fla".__eq__)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    for capability, triton, needs in (((9, 0), "3.6.0", True), ((9, 0), "3.7.1", False), ((8, 0), "3.6.0", False)):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda found=capability: found)
+        monkeypatch.setattr(kernels, "version", lambda name, found=triton: found)
+        missing = "without tilelang (pip install -r requirements-linear-attention.txt)" if needs else None
+        assert kernels.missing_packages(["fla"]) == missing
+        assert kernels.find_kernels(GPU).fla is not needs
 
 
 def test_rows_without_offsets_take_the_kernel_of_the_convolution_too(monkeypatch: pytest.MonkeyPatch) -> None:
