@@ -45,7 +45,7 @@ def test_a_run_whose_layers_pass_is_that_with_compile_bit_for_bit_and_so_is_its_
 @pytest.mark.parametrize(
     "layout",
     [
-        ("--use_peft",),  # DistributedDataParallel
+        pytest.param(("--use_peft",), marks=pytest.mark.full),  # DistributedDataParallel
         ("--enable_fsdp", "--sharding_strategy", "SHARD_GRAD_OP", "--batching_strategy", "padding"),
     ],
 )
