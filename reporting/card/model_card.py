@@ -37,6 +37,8 @@ _LOADING = {
     "seq2seq_lm": _Loading("AutoModelForSeq2SeqLM", "text2text-generation"),
     "image_text": _Loading("AutoModelForImageTextToText", "image-text-to-text"),
 }
+_UNLISTED = ("Mistral4ForCausalLM",)
+"""Models of text that transformers' AutoModelForCausalLM does not list (`utils.compat.list_text_model`)."""
 
 
 def model_card(
@@ -59,6 +61,8 @@ def model_card(
     """
     base, kind = base_of(notes), _LOADING.get(str(section(notes, "resolved").get("task")))
     kind = kind or _LOADING["causal_lm"]
+    if (architecture := section(notes, "model").get("architecture")) in _UNLISTED:
+        kind = kind._replace(auto_class=str(architecture))
     text = [
         _about(notes, base, is_adapter=is_adapter, step=step),
         "## Use",
@@ -125,8 +129,9 @@ def _loading(kind: _Loading, *, is_adapter: bool, is_chat: bool, rope: Notes) ->
             f"from transformers import AutoConfig, {kind.auto_class}, {processor}",
         ]
         model = _base_with(rope, kind)
-    elif kind.pipeline == "image-text-to-text":
-        imports = ["from peft import PeftConfig, PeftModel", f"from transformers import {kind.auto_class}, {processor}"]
+    elif kind.pipeline == "image-text-to-text" or kind.auto_class in _UNLISTED:
+        imports = ["from peft import PeftConfig, PeftModel"]
+        imports += [f"from transformers import {', '.join(sorted((kind.auto_class, processor)))}"]
         base = f"{kind.auto_class}.from_pretrained(PeftConfig.from_pretrained(folder).base_model_name_or_path)"
         model = [f"base = {base}", "model = PeftModel.from_pretrained(base, folder)"]
     else:

@@ -156,3 +156,14 @@ def test_a_long_run_has_a_short_table() -> None:
         assert len(lines) == 2 + MOST_ROWS
         assert lines[-1].startswith("| 5000 | ")
     assert loss_table([{"step": 1, "loss": None}], []) == []
+
+
+@pytest.mark.parametrize("is_adapter", [True, False])
+def test_a_model_that_no_auto_class_of_text_lists_is_loaded_by_its_own(is_adapter: bool) -> None:
+    notes = {"resolved": {"task": "causal_lm"}, "model": {"architecture": "Mistral4ForCausalLM"}}
+    card = model_card(notes, [], [], title="a", is_adapter=is_adapter)
+    code = re.findall(r"```python\n(.*?)```", card, re.DOTALL)[0]
+    assert "AutoModelForCausalLM" not in code
+    assert "AutoPeftModel" not in code
+    assert "Mistral4ForCausalLM.from_pretrained(" in code
+    assert ("PeftModel.from_pretrained(base, folder)" in code) == is_adapter

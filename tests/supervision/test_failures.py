@@ -120,7 +120,7 @@ def test_a_survivor_says_what_it_does_and_promises_no_checkpoint(start: Start, t
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("rank", "grace_scale", "killed_by"), [(0, 0.2, signal.SIGKILL), (1, 1.0, signal.SIGSEGV)])
+@pytest.mark.parametrize(("rank", "grace_scale", "killed_by"), [(0, 0.2, signal.SIGKILL), (1, 0.4, signal.SIGSEGV)])
 def test_without_a_launcher_the_survivors_of_a_killed_rank_end_and_name_it(
     start: Start, tmp_path: Path, rank: int, grace_scale: float, killed_by: signal.Signals
 ) -> None:
@@ -167,7 +167,7 @@ def test_a_rank_that_sleeps_for_ever_is_named_and_leaves_traces(start: Start, tm
     """With torchrun in its main process, after a slow first step (code compiles there); without, in its worker."""
     plant = "if rank == '1' and num_reads == 4:\n        sleep_for_ever()"
     if torchrun:
-        plant += "\n    if rank == '1' and num_reads == 1:\n        time.sleep(8)"
+        plant += "\n    if rank == '1' and num_reads == 1:\n        time.sleep(6)"
     run = start(plant, "--step_timeout_seconds", "5", "--enable_fsdp", num_workers=not torchrun, torchrun=torchrun)
     wait_for_step(run, tmp_path / "run", 1)
     log, (error,) = wait_for_end(run)
