@@ -117,7 +117,7 @@ def resolve(
     if config.train_config.use_peft:
         import_bitsandbytes_without_inductor()  # peft is imported from here on, and imports it
     config = with_default_mode(config, env.device_facts.type)
-    context = find_context_group(config.fsdp_config.context_parallel_size, env)
+    context, context_notes = find_context_group(config.fsdp_config.context_parallel_size, env)
     data_parallel_size = env.world_size // context.size
     batches, batch_notes = batch_layout(config.train_config, data_parallel_size, resumed_size)
     if batches.rows_per_micro_batch != config.train_config.batch_size_training:
@@ -196,6 +196,7 @@ def resolve(
             *_recipe_notes(config, task),
             *rope_notes,
             *length_notes,
+            *context_notes,
             *share_notes,
             *flash_notes,
             *save_notes,

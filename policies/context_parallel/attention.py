@@ -15,15 +15,15 @@ from policies.attention.functions import attention_by_flash_4, attention_by_offs
 from policies.context_parallel.exchange import to_heads, to_tokens
 from ranks.context_group import ContextGroup
 
-_OVER = "_over_ranks_"
+_OVER = "_over_"
 _FUNCTIONS = dict(zip(WITHOUT_MASKS, (attention_by_offsets, attention_by_flash_4), strict=True))
 
 
 def share_attention(model: PreTrainedModel, group: ContextGroup) -> None:
     """Let a model with attention by offsets compute rows that are shared by the group's ranks."""
     whole = model.config.get_text_config()._attn_implementation
-    # The name holds the group: models of other groups in this process, such as a plan's, keep theirs.
-    name = f"{whole}{_OVER}{group.name or group.size}"
+    # Plans in this process, which have no group, may be of as many ranks: they have another name.
+    name = f"{whole}{_OVER}{group.size}_ranks" if group.name else f"{whole}{_OVER}ranks_{group.size}"
     AttentionInterface.register(name, over_ranks(_FUNCTIONS[whole], group))
     model.set_attn_implementation(name)
 

@@ -22,8 +22,8 @@ BY_LONGEST = ("dynamic", "longrope")
 """Types of rotary embeddings whose angles depend on the longest position of a batch, which one rank alone sees."""
 
 
-def find_context_group(size: int, env: Environment) -> ContextGroup:
-    """The ranks that share rows with this one; not joined yet (`ranks.context_group.join_context_group`).
+def find_context_group(size: int, env: Environment) -> tuple[ContextGroup, list[str]]:
+    """The ranks that share rows with this one, and lines to print. `ranks.context_group.join_context_group` joins them.
 
     Raises:
         ConfigError: if the ranks cannot be grouped so.
@@ -33,7 +33,13 @@ def find_context_group(size: int, env: Environment) -> ContextGroup:
             f"{FLAG}: {plural(env.world_size, 'rank')} cannot be grouped by {size}; give a divisor of their number, or "
             "start a multiple of it (torchrun --nproc_per_node)"
         )
-    return ContextGroup(size, env.rank % size)
+    notes = []
+    if env.local_world_size % size:
+        notes = [
+            f"context_parallel_size: {plural(env.local_world_size, 'rank')} of a machine cannot be grouped by {size}, "
+            "so rows are shared over the network, in every layer"
+        ]
+    return ContextGroup(size, env.rank % size), notes
 
 
 def check_shared_rows(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -99,6 +100,16 @@ def test_what_cannot_be_shared_is_refused() -> None:
     )
     with pytest.raises(ConfigError, match="1 rank cannot be grouped by 2"):
         find_context_group(2, lone_process())
+
+
+def test_neighbours_share_rows_and_a_line_says_if_they_are_on_two_machines() -> None:
+    env = replace(lone_process(rank=5), world_size=8, local_world_size=4)
+    assert find_context_group(2, env) == (ContextGroup(2, 1), [])
+    group, (note,) = find_context_group(8, env)
+    assert group == ContextGroup(8, 5)
+    assert note.startswith(
+        "context_parallel_size: 4 ranks of a machine cannot be grouped by 8, so rows are shared over"
+    )
 
 
 def test_lengths_are_shared_evenly() -> None:
