@@ -19,7 +19,7 @@ from policies.apply_policies import Policies
 from policies.attention.choice import keep_documents_apart
 from policies.attention.flash_attention_4 import AttentionKind, attention_kinds, find_flash_attention_4
 from policies.compilation.choice import decide_compilation, uncompiled
-from policies.context_parallel.choice import check_shared_rows, find_context_group, lengths_to_share
+from policies.context_parallel.choice import check_shared_rows, find_context_group, kinds_over_ranks, lengths_to_share
 from policies.loading import load_model_config
 from policies.mixed_precision import resolve_precision, resolve_saved_dtype
 from policies.quantization.choice import resolve_quantization
@@ -159,7 +159,7 @@ def resolve(
     flash_4, flash_notes = find_flash_attention_4(
         device,
         precision,
-        _attention_kinds(config.train_config, task, model_config),
+        kinds_over_ranks(_attention_kinds(config.train_config, task, model_config), context),
     )
     float8 = resolve_float8(
         config.train_config,

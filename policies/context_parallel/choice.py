@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from configs.run import RunConfig
 from policies.attention.choice import goes_by_offsets, what_hinders_offsets
+from policies.attention.flash_attention_4 import AttentionKind
+from policies.context_parallel.exchange import repeats_of_keys
 from policies.linear_attention.layers import state_layers
 from ranks.context_group import ContextGroup
 from ranks.environment import Environment
@@ -93,6 +95,17 @@ def lengths_to_share(
             f"give {max(group.size, shared[0])}"
         )
     return shared, [f"context_length: {shared[0]}, a multiple of the {group.size} ranks that share a row"]
+
+
+def kinds_over_ranks(kinds: Iterable[AttentionKind], group: ContextGroup) -> set[AttentionKind]:
+    """The kinds of attention that each rank computes, with its share of the heads."""
+    return {
+        kind._replace(
+            num_heads=kind.num_heads // group.size,
+            num_key_heads=kind.num_key_heads * repeats_of_keys(kind.num_key_heads, group.size) // group.size,
+        )
+        for kind in kinds
+    }
 
 
 def check_attention(model: PreTrainedModel, group: ContextGroup, row_length: int) -> None:

@@ -13,10 +13,12 @@ import transformers
 
 from configs.flags import parse_flags
 from policies.attention.choice import BY_OFFSETS
+from policies.attention.flash_attention_4 import AttentionKind
 from policies.context_parallel.choice import (
     check_attention,
     check_shared_rows,
     find_context_group,
+    kinds_over_ranks,
     lengths_to_share,
 )
 from policies.context_parallel.exchange import repeats_of_keys
@@ -74,6 +76,12 @@ def test_parts_of_a_batch_are_the_whole(num_ranks: int, packing: bool) -> None:
 @pytest.mark.parametrize(("key_heads", "num_ranks", "times"), [(8, 2, 1), (8, 8, 1), (2, 4, 2), (1, 4, 4), (6, 4, 2)])
 def test_every_rank_gets_as_many_key_heads(key_heads: int, num_ranks: int, times: int) -> None:
     assert repeats_of_keys(key_heads, num_ranks) == times
+
+
+def test_flash_attention_4_is_tried_with_the_heads_that_a_rank_has() -> None:
+    kind = AttentionKind(num_heads=8, num_key_heads=2, head_dim=64, window=15, packed=True)
+    assert kinds_over_ranks([kind], ContextGroup()) == {kind}
+    assert kinds_over_ranks([kind], ContextGroup(4)) == {kind._replace(num_heads=2, num_key_heads=1)}
 
 
 def refusal(*flags: str, causal: bool = True, **of_model: object) -> str:
