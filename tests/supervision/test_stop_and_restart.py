@@ -254,7 +254,7 @@ def test_ranks_that_come_before_rank_0_do_not_meet_what_an_earlier_attempt_left_
     with ThreadPoolExecutor(3) as threads:
         for attempt in range(3):
             joining = [threads.submit(join, 1), threads.submit(join, 2)]
-            time.sleep(3)
+            time.sleep(2)
             stores = [threads.submit(join, 0).result(), *(future.result() for future in joining)]
             assert not any(store.check(["address"]) for store in stores)
             stores[0].set("address", str(attempt))

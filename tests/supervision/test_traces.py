@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 
 from supervision.traces import where_main_thread_is, write_traces
-from tests.helpers.pairwise import slow_but
 from tests.helpers.processes import ProcessGroup
 
 
@@ -88,7 +87,7 @@ def look_while_threads_come_and_go(seconds: float) -> None:
     assert gc.isenabled()
 
 
-@pytest.mark.parametrize("seconds", slow_but(1, [1, 4]))
+@pytest.mark.parametrize("seconds", [1, pytest.param(4, marks=pytest.mark.full)])
 def test_looking_often_neither_crashes_nor_waits_for_ever(seconds: float, process_group: ProcessGroup) -> None:
     (outcome,) = process_group.run(partial(look_while_threads_come_and_go, seconds), world_size=1, timeout_seconds=60)
     assert outcome.status == 0, outcome.stderr
