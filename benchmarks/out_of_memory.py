@@ -144,7 +144,7 @@ def provoke(run: Run, flags: list[str], phase: str, limit_gib: float) -> dict[st
     if change["fits"] is False or (change["peak_gib"] or 0.0) > limit_gib:
         raise NotProvokedError(f"{phase}: the first change is not expected to fit\n{done.stderr[-3000:]}")
     planned = next((line for line in done.stderr.splitlines() if line.startswith("  planned ")), "")
-    if account["plan"] and account["plan"]["peak_gib"] > limit_gib and not planned.endswith(": does not fit"):
+    if account["plan"] and account["plan"]["peak_gib"] > limit_gib and ": does not fit" not in planned:
         raise NotProvokedError(f"{phase}: planned for more memory than there is\n{done.stderr[-3000:]}")
     words = shlex.split(change["command"])
     while not words.pop(0).endswith("finetuning.py"):

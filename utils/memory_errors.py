@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -70,11 +71,22 @@ class AllocatorFigures:
         return None if self.allocated is None or self.unused is None else self.allocated + self.unused
 
     @property
+    def needed(self) -> int | None:
+        """What was allocated and asked for, together."""
+        return None if self.allocated is None else self.allocated + (self.asked or 0)
+
+    @property
     def room(self) -> int | None:
         """All that torch may reserve: the device less other processes, the driver, and a limit of this process."""
         if self.capacity is None or self.reserved is None or self.free is None:
             return self.capacity
         return min(self.capacity, self.reserved + self.free)
+
+
+def grows_segments() -> bool:
+    """Whether torch's allocator was told to let segments grow, which keeps memory from falling to pieces."""
+    told = (os.environ.get(name, "") for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"))
+    return any("expandable_segments:true" in text.lower().replace(" ", "") for text in told)
 
 
 def allocator_figures(error: BaseException) -> AllocatorFigures:

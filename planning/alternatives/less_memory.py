@@ -32,6 +32,10 @@ class Predicted(Protocol):
     def peak_gib(self) -> float: ...
     @property
     def seconds_per_step(self) -> float | None: ...
+    @property
+    def num_tokens(self) -> float:
+        """Tokens of a rank's micro-batch."""
+
     def phase_gib(self, phase: str) -> float:
         """The fullest moment of a phase; the peak for a phase that plans do not have."""
 
@@ -43,6 +47,12 @@ class Plans:
     predict: Callable[[RunConfig], Predicted]
     needed_gib: float  # in the phase where memory ran out, at least
     room_gib: float  # of the device, for torch's allocator
+    unused_gib: float = 0.0  # of that, reserved in pieces that were too small
+
+    @property
+    def missing_gib(self) -> float:
+        """What a change has to save at least."""
+        return max(0.0, self.needed_gib + self.unused_gib - self.room_gib)
 
 
 @dataclass(frozen=True)
@@ -172,8 +182,9 @@ def cheapest(changes: Iterable[Change], argv: Sequence[str], phase: str, plans: 
 
     With plans, changes that save nothing are left out, and so are environment variables with which the run would not
     fit. Changes that fit come first: those with room to spare before tight ones, faster before slower ones. If none
-    fits alone, they are combined until they do; if not even then, the smallest peak comes first. If the run needed more
-    than was planned, a change fits only if as much more fits. Without plans the effect of environment variables is not
+    fits alone, they are combined until they do; if not even then, the smallest peak comes first. What the failed run
+    needed more than was planned is added to the plans of changed ones (`_excess_gib`). Changes that save less than was
+    missing are only named together with others. Without plans the effect of environment variables is not
     known, so a change of flags comes first.
 
     Args:
@@ -213,7 +224,17 @@ def cheapest(changes: Iterable[Change], argv: Sequence[str], phase: str, plans: 
     if together.flags and together.flags not in [change.flags for change in helpful]:
         helpful.append(together)
     helpful.sort(key=_nearness)
-    return helpful[:NUM_SHOWN]
+    alone = [c for c in helpful if c.fits or c.flags == together.flags or (c.saves_gib or 0.0) >= plans.missing_gib]
+    return (alone or helpful)[:NUM_SHOWN]
+
+
+def _excess_gib(before: Predicted, after: Predicted, phase: str, plans: Plans) -> tuple[float, float]:
+    """What a changed run needs in this phase beyond its plan, and what it loses to fragments, as the failed run did.
+
+    Forward and backward needed as much more for each token of a micro-batch, other phases as much in all.
+    """
+    share = min(1.0, after.num_tokens / before.num_tokens) if phase in _OF_STEPS else 1.0
+    return share * max(0.0, plans.needed_gib - before.phase_gib(phase)), share * plans.unused_gib
 
 
 def _nearness(change: Change) -> tuple[Any, ...]:
@@ -230,21 +251,23 @@ def _with_figures(
     after, slower = plans.predict(config), None
     if before.seconds_per_step and after.seconds_per_step:
         slower = after.seconds_per_step / before.seconds_per_step
-    # If the failed run needed more than its plan said, changed ones may need more by the same factor.
-    needs_more = max(1.0, plans.needed_gib / before.phase_gib(phase))
-    peak_gib = needs_more * after.peak_gib
-    if "--spare_layers" in change.flags:
-        # By the plan, spared layers do not raise the peak. If it was wrong, it was about their activations, which are
-        # recomputed now.
-        peak_gib = max(needs_more * after.phase_gib(phase), after.peak_gib)
-    verdict = verdict_in_room(peak_gib, plans.room_gib)
+    excess, unused = _excess_gib(before, after, phase, plans)
+    in_phase = after.phase_gib(phase) + excess
+    peak_gib = max(after.peak_gib, in_phase)
+    # By the plan, spared layers do not raise the peak. If it was wrong, it was about their activations, which are
+    # recomputed now. Else what forward needed beyond its plan stays until backward.
+    if phase in _OF_STEPS and "--spare_layers" not in change.flags:
+        peak_gib = max(peak_gib, *(after.phase_gib(step) + excess for step in _OF_STEPS))
+    saves = max(before.phase_gib(phase), plans.needed_gib) - in_phase + (change.saves_gib or 0.0)
+    verdict = verdict_in_room(peak_gib, plans.room_gib if change.environment else plans.room_gib - unused)
+    fits = verdict != "does_not_fit" and (bool(change.environment) or saves >= plans.missing_gib)
     return replace(
         change,
         flags=needed_flags(argv, change.flags),
-        saves_gib=before.phase_gib(phase) - after.phase_gib(phase) + (change.saves_gib or 0.0),
-        peak_gib=after.peak_gib,
-        fits=verdict != "does_not_fit",
-        is_tight=verdict == "tight",
+        saves_gib=saves,
+        peak_gib=peak_gib,
+        fits=fits,
+        is_tight=fits and verdict == "tight",
         slower=slower,
     )
 

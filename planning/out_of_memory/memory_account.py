@@ -7,16 +7,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from planning.alternatives.less_memory import Change
+from planning.alternatives.less_memory import EXPANDABLE_SEGMENTS, Change
 from planning.memory.memory_plan import verdict_in_room
 from planning.out_of_memory.failure_scene import FailedBatch, FailedLayer
-from utils.memory_errors import AllocatorFigures
+from utils.memory_errors import AllocatorFigures, grows_segments
 from utils.units import GIB, readable
 
 PARTS = ("params", "grads", "optimizer", "activations", "other")
 """The parts of allocated memory, as in a `memory` event."""
 
 NUM_LARGEST = 3
+_MANY_BYTES, _MANY_PIECES = 2**28, 0.05  # of what is reserved: above both, it is in pieces
 _IN_WORDS = {
     "load": "while the model was loaded",
     "data": "while the next batch was made",
@@ -71,7 +72,13 @@ class MemoryAccount:
     def is_fragmented(self) -> bool:
         """Whether the requested bytes were free in the allocator's cache, but in smaller pieces."""
         asked, unused = self.figures.asked, self.figures.unused
-        return asked is not None and unused is not None and 0 < asked <= unused
+        return asked is not None and bool(unused) and 0 < asked <= (unused or 0) + (self.figures.free or 0)
+
+    @property
+    def is_in_pieces(self) -> bool:
+        """Whether much was reserved and not used."""
+        unused, reserved = self.figures.unused or 0, self.figures.reserved or 0
+        return self.is_fragmented or unused >= max(_MANY_BYTES, _MANY_PIECES * reserved)
 
     def lines(self) -> list[str]:
         """The account for people. The first line says it all in one."""
@@ -133,12 +140,14 @@ class MemoryAccount:
         return f"{text}, retries after emptying the cache: {self.num_alloc_retries}"
 
     def _fragmentation(self) -> str:
-        if not self.is_fragmented:
+        if not self.is_in_pieces:
             return ""
-        return (
-            f"{readable(self.figures.unused or 0)} were reserved and not used, in pieces smaller than "
-            f"{readable(self.figures.asked or 0)}"
-        )
+        text = f"{readable(self.figures.unused or 0)} were reserved and not used, in pieces"
+        text += f" smaller than {readable(self.figures.asked)}" if self.figures.asked else ""
+        if grows_segments():
+            return f"{text}, although segments may grow (expandable_segments:True)"
+        (setting,) = (f"{name}={value}" for name, value in EXPANDABLE_SEGMENTS.items())
+        return f"{text}; {setting} lets pieces grow instead"
 
     def _planned(self) -> str:
         if self.plan is None:
@@ -150,7 +159,20 @@ class MemoryAccount:
             return text
         # The plan knew the device's free memory at the start of the run; `room` is that of now.
         verdict = verdict_in_room(self.plan["peak_gib"], room / GIB)
-        return f"{text}, of {readable(room)} that torch may take: {verdict.replace('_', ' ')}"
+        said = {"fits": "should have fit", "tight": "should have fit, with little to spare"}
+        text += f", of {readable(room)} that torch may take: {said.get(verdict, 'does not fit')}"
+        return text + self._more_than_planned(sum(in_phase.values()) if in_phase else None)
+
+    def _more_than_planned(self, planned_gib: float | None) -> str:
+        """A clause on what the phase needed beyond its plan, with which the changes are planned."""
+        needed = self.figures.needed
+        if planned_gib is None or needed is None or needed <= planned_gib * GIB:
+            return ""
+        more = needed - planned_gib * GIB
+        each = ""
+        if self.phase in ("forward", "backward") and self.batch is not None:
+            each = f", {readable(more / (self.batch.rows * self.batch.width))} for each token"
+        return f"; it needed {readable(needed)} and more, so changes are planned with {readable(more)} more{each}"
 
     def to_dict(self) -> dict[str, Any]:
         """The account as in oom.json, sizes in GiB; null: not known."""

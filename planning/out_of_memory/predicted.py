@@ -26,6 +26,14 @@ class PredictedRun:
     """The plan of a run as `planning.alternatives.less_memory.Predicted`."""
 
     plan: Plan
+    longest_row: int | None = None  # of the batch that failed; None: not known
+
+    @property
+    def num_tokens(self) -> float:
+        resolved = self.plan.resolved
+        length = min(self.longest_row or resolved.context_length, resolved.context_length)
+        ranks = resolved.config.fsdp_config.context_parallel_size
+        return resolved.batches.rows_per_micro_batch * length / ranks
 
     @property
     def peak_gib(self) -> float:
@@ -84,10 +92,12 @@ def plans_for(
         # The failed run is planned as it was; a changed one as it would be started.
         chosen = checkpointing if changed.to_dict() == config.to_dict() else None
         facts = DataFacts(lengths=lengths, label_share=label_share)
-        return PredictedRun(plan_of(changed, hardware, facts, checkpointing=chosen, resumed_size=resumed_size))
+        plan = plan_of(changed, hardware, facts, checkpointing=chosen, resumed_size=resumed_size)
+        return PredictedRun(plan, None if batch is None else batch.longest_row)
 
     return Plans(
         predict=predict,
         needed_gib=(figures.allocated + (figures.asked or 0)) / GIB,
         room_gib=figures.room / GIB,
+        unused_gib=(figures.unused or 0) / GIB,
     )

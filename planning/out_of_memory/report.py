@@ -34,7 +34,7 @@ from run_folder.other_runs import checkpoint_root_of
 from utils.atomic_write import write_atomically
 from utils.errors import RunError
 from utils.host_memory import read_host_memory
-from utils.memory_errors import AllocatorFigures, allocator_figures, what_ran_out
+from utils.memory_errors import AllocatorFigures, allocator_figures, grows_segments, what_ran_out
 from utils.small_files import read_json
 from utils.units import GIB
 
@@ -222,7 +222,7 @@ class OutOfMemoryReport:
             changes = device_changes(
                 self.config, account.phase, self.env.world_size, is_cpu=is_cpu, checkpointing=self.checkpointing
             )
-            if account.is_fragmented:
+            if account.is_fragmented and not grows_segments():
                 unused = (account.figures.unused or 0) / GIB
                 whole = Change("an allocator with growing segments", environment=EXPANDABLE_SEGMENTS, saves_gib=unused)
                 changes = itertools.chain([whole], changes)

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from planning.out_of_memory.failure_scene import FailedBatch
 from planning.out_of_memory.memory_account import MemoryAccount
 from planning.out_of_memory.report import OutOfMemory
 from tests.helpers import random_documents
@@ -167,6 +168,46 @@ def test_before_there_is_a_run_folder_the_account_is_only_printed(
     assert re.search(r"parameters +0.\d\d MiB +largest: model.embed_tokens.weight", outcome.stderr)
     assert "oom.json" not in outcome.stderr
     assert not (tmp_path / "run").exists()
+
+
+def long_row_account(**figures: int) -> MemoryAccount:
+    """A row of 131,072 tokens, planned at 51.6 GiB, which needed 73.3 and left 6.1 in pieces (one H100)."""
+    gib = {name: int(value * 2**30) for name, value in {"asked": 3.5, "capacity": 79.2, "free": 2.8}.items()}
+    gib |= {"allocated": int(69.8 * 2**30), "unused": int(6.1 * 2**30)}
+    return MemoryAccount(
+        whose="device",
+        rank=0,
+        world_size=1,
+        host="here",
+        phase="backward",
+        step=2,
+        layer=None,
+        batch=FailedBatch(rows=1, width=131072, longest_row=131072, targets_width=None),
+        figures=AllocatorFigures(**gib | figures),
+        num_alloc_retries=0,
+        parts={},
+        largest={},
+        host_figures={},
+        plan={"peak_gib": 51.6, "peak_phase": "backward", "phases": {"backward": {"params": 5.6, "activations": 46.0}}},
+        error="of the library",
+    )
+
+
+def test_the_account_never_says_that_what_has_failed_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
+        monkeypatch.delenv(name, raising=False)
+    account = long_row_account()
+    (planned,) = [line for line in account.lines() if line.startswith("  planned")]
+    assert ": should have fit; it needed 73.30 GiB and more" in planned
+    assert planned.endswith("changes are planned with 21.70 GiB more, 0.17 MiB for each token")
+    (pieces,) = [line for line in account.lines() if line.startswith("  fragmentation")]
+    assert "6.10 GiB were reserved and not used, in pieces smaller than 3.50 GiB" in pieces
+    assert pieces.endswith("PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True lets pieces grow instead")
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:512,expandable_segments:True")
+    assert "although segments may grow" in "\n".join(account.lines())
+    whole = long_row_account(unused=0, free=0)
+    assert not whole.is_fragmented
+    assert "fragmentation" not in "\n".join(whole.lines())
 
 
 def test_an_account_that_the_disk_refuses_is_printed_all_the_same(tmp_path: Path) -> None:
