@@ -6,10 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from policies.activations.checkpointing import MODES
 from tests.helpers.aot_eager import with_aot_eager
 from tests.helpers.generated import flags
 from tests.helpers.pairwise import slow_but
-from tests.helpers.processes import ProcessGroup, train_events
+from tests.helpers.processes import ProcessGroup, log_lines, train_events
+from tests.helpers.tried_layers import MISTAKES, with_trial
 
 LORA = ("--use_peft", "--target_modules", "all-linear", "--lora_dropout", "0")
 OFFLOADED = ("--activation_checkpointing", "full", "--activation_offloading")
@@ -59,3 +61,19 @@ def test_a_resumed_run_goes_on_bit_for_bit_with_adapters_that_drop_out(
     whole, stopped = ([event["loss"] for event in train_events(tmp_path / name)] for name in ("whole", "stopped"))
     assert len(whole) == 4
     assert stopped == whole
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("mode", "mistake"), [*((mode, "") for mode in MODES), *(("full", one) for one in MISTAKES)])
+def test_compiled_layers_in_tiles_pass_their_trial_and_wrong_ones_do_not(
+    mode: str, mistake: str, tiny_model: Path, samples: Path, tmp_path: Path, process_group: ProcessGroup
+) -> None:
+    argv = ["--tile_tokens", "48", "--context_length", "128", "--activation_checkpointing", mode, "--max_train_step"]
+    argv += ["2", "--save_model", "False", "--run_validation", "False"]
+    given, tried = (flags(tiny_model, samples, tmp_path / name, *argv) for name in ("given", "tried"))
+    process_group.train([*given, "--compile", "False"] if mistake else with_aot_eager([*given, "--compile"]), 1)
+    (outcome,) = process_group.train(with_trial(tried, mistake), 1)
+    found = [line for line in log_lines(outcome.stdout) if line.startswith("--compile auto is False")]
+    assert len(found) == bool(mistake), found
+    losses = [[event["loss"] for event in train_events(tmp_path / name)] for name in ("given", "tried")]
+    assert losses[1] == pytest.approx(losses[0], rel=1e-6) if mistake else losses[1] == losses[0]
