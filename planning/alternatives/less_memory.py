@@ -21,6 +21,9 @@ NUM_SHOWN = 3
 PATIENCE_SECONDS = 15.0  # for all plans; each takes seconds, and torchrun gives a rank 30 s to end
 EXPANDABLE_SEGMENTS = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
 
+TILE = 8192
+"""Tokens of the tiles that are offered: smaller ones would save nothing, since a layer's attention holds more."""
+
 _OF_STEPS = ("forward", "backward")
 _OF_MODEL = ("load", *_OF_STEPS, "optimizer_step", "evaluation", "generation", "saving")
 
@@ -110,6 +113,8 @@ def device_changes(
         if recomputes == "off" or (recomputes == "selective" and is_auto):
             yield Change("most activations recomputed", ("--activation_checkpointing", "selective"))
         yield Change("activations of whole layers recomputed", ("--activation_checkpointing", "full", *every))
+    if phase in _OF_STEPS and _tile_of(config, checkpointing) > TILE:
+        yield Change("MLPs of long rows in tiles", ("--tile_tokens", str(TILE)))
     may_move = recomputes != "selective" or is_auto
     if phase in _OF_STEPS and may_move and not (is_cpu or train.activation_offloading):
         offloaded = ("--activation_checkpointing", "full", "--activation_offloading", "True")
@@ -300,6 +305,14 @@ def keeps_result(before: RunConfig, after: RunConfig) -> bool:
     """Whether every setting that differs may change when a run goes on."""
     changed = (name for name in SETTINGS if before.value(name) != after.value(name))
     return all(name in MAY_CHANGE or name.startswith("planning_config.") for name in changed)
+
+
+def _tile_of(config: RunConfig, checkpointing: Checkpointing | None) -> int:
+    """The tokens of which MLPs hold the inner values at a time: of a tile, or those of a micro-batch."""
+    train = config.train_config
+    asked = train.tile_tokens if isinstance(train.tile_tokens, int) else 0
+    tokens = asked if checkpointing is None else checkpointing.tile_tokens
+    return tokens or train.batch_size_training * (train.context_length or 0)
 
 
 def _checkpointing_of(config: RunConfig) -> str:

@@ -82,6 +82,20 @@ def test_ranks_share_a_row_that_is_too_long_for_one() -> None:
     assert not any("--context_parallel_size" in flag for flag in alone)
 
 
+def test_mlps_of_long_rows_are_offered_in_tiles_if_they_are_in_none_as_small() -> None:
+    def offered(*given: str, chosen: Checkpointing | None = None) -> bool:
+        config = parse_flags([*MODEL, "--batch_size_training", "1", *given])
+        changes = device_changes(config, "backward", 1, checkpointing=chosen)
+        return ("--tile_tokens", "8192") in [change.flags for change in changes]
+
+    long = ("--context_length", "32768")
+    assert offered(*long)
+    assert offered(*long, chosen=Checkpointing("full", tile_tokens=16384))
+    assert not offered(*long, chosen=Checkpointing("full", tile_tokens=8192))
+    assert not offered(*long, "--tile_tokens", "4096")
+    assert not offered("--context_length", "8192")
+
+
 def test_behind_auto_come_the_fixed_modes_that_recompute_more() -> None:
     config = parse_flags(MODEL)  # auto, the default on GPUs
     for recomputed, modes in (("off", ["selective", "full"]), ("selective", ["selective", "full"]), ("full", ["full"])):
