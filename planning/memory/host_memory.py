@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+
+from torch import nn
 
 from planning.memory.held_bytes import Scheme
 from planning.memory.sharded_bytes import largest_read
@@ -37,7 +39,7 @@ def host_load_bytes(planned: PlannedModel) -> int:
 
     With --fsdp_cpu_offload this rank's part of all stays.
     """
-    return PROCESS_BYTES + 2 * largest_read(planned.adapted.model) + _offloaded(planned)
+    return PROCESS_BYTES + 2 * largest_read(planned.adapted.model) + _offloaded(planned, pinned=True)
 
 
 def worker_bytes(planned: PlannedModel) -> int:
@@ -56,13 +58,18 @@ def copy_bytes(planned: PlannedModel, scheme: Scheme) -> int:
 def host_training_bytes(planned: PlannedModel, scheme: Scheme) -> int:
     """Host memory of one rank while it trains: with offloading also parameters, gradients and states."""
     workers, copy = worker_bytes(planned), copy_bytes(planned, scheme)
-    return PROCESS_BYTES + workers + copy + offloaded_bytes(planned, scheme)
+    return PROCESS_BYTES + workers + copy + offloaded_bytes(planned, scheme, pinned=True)
 
 
-def offloaded_bytes(planned: PlannedModel, scheme: Scheme) -> int:
-    """Bytes of one rank's parameters, gradients and states that are in host memory while it trains."""
-    grads = _trained(planned) // scheme.num_shards if scheme.grads_on_host else 0
-    return _offloaded(planned) + grads + scheme.optimizer.on_host
+def offloaded_bytes(planned: PlannedModel, scheme: Scheme, *, pinned: bool = False) -> int:
+    """Bytes of one rank's parameters, gradients and states that are in host memory while it trains.
+
+    Args:
+        pinned: `fully_shard` pins parameters and gradients, for a GPU.
+    """
+    trained = [parameter for parameter in planned.adapted.model.parameters() if parameter.requires_grad]
+    grads = _on_host(trained, scheme.num_shards, pinned=pinned) if scheme.grads_on_host else 0
+    return _offloaded(planned, pinned=pinned) + grads + scheme.optimizer.on_host
 
 
 def checkpoint_bytes(planned: PlannedModel) -> int:
@@ -73,13 +80,17 @@ def checkpoint_bytes(planned: PlannedModel) -> int:
     return sum(p.nbytes for p in kept) + sum(state_bytes(parameter, train, fsdp) for parameter in trained)
 
 
-def _offloaded(planned: PlannedModel) -> int:
+def _offloaded(planned: PlannedModel, *, pinned: bool) -> int:
     """This rank's part of the parameters, if they live in host memory."""
     layout = planned.resolved.policies.layout
     if not layout.cpu_offload:
         return 0
-    return sum(parameter.nbytes for parameter in planned.adapted.model.parameters()) // layout.mesh_shape[1]
+    return _on_host(planned.adapted.model.parameters(), layout.mesh_shape[1], pinned=pinned)
 
 
-def _trained(planned: PlannedModel) -> int:
-    return sum(parameter.nbytes for parameter in planned.adapted.model.parameters() if parameter.requires_grad)
+def _on_host(parameters: Iterable[nn.Parameter], num_shards: int, *, pinned: bool) -> int:
+    """Host memory of a rank's part of these. torch pins in powers of two (ATen's CachingHostAllocator.h)."""
+    if not pinned:
+        return sum(parameter.nbytes for parameter in parameters) // num_shards
+    parts = (-(-parameter.nbytes // num_shards) for parameter in parameters)
+    return sum(1 << (part - 1).bit_length() for part in parts if part)
