@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any
 
 from checkpointing.comparison import MAY_CHANGE
 from configs.changed_flags import changed_flags
 from configs.flags import parse_flags
 from configs.run import SETTINGS, RunConfig
+from planning.alternatives.failed_run import OF_STEPS, Plans, Predicted, excess_gib
 from planning.memory.memory_plan import verdict_in_room
 from policies.activations.checkpointing import Checkpointing, mode_of_flags, with_default_mode
 from policies.optimizers.kind import kind_of
@@ -24,38 +25,7 @@ EXPANDABLE_SEGMENTS = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
 TILE = 8192
 """Tokens of the tiles that are offered: smaller ones would save nothing, since a layer's attention holds more."""
 
-_OF_STEPS = ("forward", "backward")
-_OF_MODEL = ("load", *_OF_STEPS, "optimizer_step", "evaluation", "generation", "saving")
-
-
-class Predicted(Protocol):
-    """The plan of a run with changed flags."""
-
-    @property
-    def peak_gib(self) -> float: ...
-    @property
-    def seconds_per_step(self) -> float | None: ...
-    @property
-    def num_tokens(self) -> float:
-        """Tokens of a rank's micro-batch."""
-
-    def phase_gib(self, phase: str) -> float:
-        """The fullest moment of a phase; the peak for a phase that plans do not have."""
-
-
-@dataclass(frozen=True)
-class Plans:
-    """Plans runs, next to the memory that the failed one needed."""
-
-    predict: Callable[[RunConfig], Predicted]
-    needed_gib: float  # in the phase where memory ran out, at least
-    room_gib: float  # of the device, for torch's allocator
-    unused_gib: float = 0.0  # of that, reserved in pieces that were too small
-
-    @property
-    def missing_gib(self) -> float:
-        """What a change has to save at least."""
-        return max(0.0, self.needed_gib + self.unused_gib - self.room_gib)
+_OF_MODEL = ("load", *OF_STEPS, "optimizer_step", "evaluation", "generation", "saving")
 
 
 @dataclass(frozen=True)
@@ -98,28 +68,28 @@ def device_changes(
         yield Change("greedy instead of a beam search", ("--num_beams", "1"))
     if phase in ("evaluation", "generation") and train.val_batch_size > 1:
         yield Change("fewer rows at once in evaluations", ("--val_batch_size", "1"))
-    if phase in (*_OF_STEPS, "evaluation") and not 0 < train.loss_chunk_size <= 1024:  # 0: all tokens at once
+    if phase in (*OF_STEPS, "evaluation") and not 0 < train.loss_chunk_size <= 1024:  # 0: all tokens at once
         yield Change("logits of fewer tokens at a time", ("--loss_chunk_size", "1024"))
-    if phase in _OF_STEPS and train.batch_size_training > 1:
+    if phase in OF_STEPS and train.batch_size_training > 1:
         for rows in _fewer_rows(train.batch_size_training):
             yield Change("fewer rows at once, as many per step", _smaller_micro_batch(config, rows))
     is_auto = train.activation_checkpointing == "auto"
     spares = checkpointing is not None and len(checkpointing.modes) > 1 and recomputes == "full"
     every = ("--spare_layers", "False") if spares else ()
-    if phase in _OF_STEPS and spares and not is_auto:
+    if phase in OF_STEPS and spares and not is_auto:
         yield Change("activations of every layer recomputed", every)
     # Under `auto` layers have different modes, so even one mode for all may keep less.
-    if phase in _OF_STEPS and (recomputes != "full" or is_auto):
+    if phase in OF_STEPS and (recomputes != "full" or is_auto):
         if recomputes == "off" or (recomputes == "selective" and is_auto):
             yield Change("most activations recomputed", ("--activation_checkpointing", "selective"))
         yield Change("activations of whole layers recomputed", ("--activation_checkpointing", "full", *every))
-    if phase in _OF_STEPS and _tile_of(config, checkpointing) > TILE:
+    if phase in OF_STEPS and _tile_of(config, checkpointing) > TILE:
         yield Change("MLPs of long rows in tiles", ("--tile_tokens", str(TILE)))
     may_move = recomputes != "selective" or is_auto
-    if phase in _OF_STEPS and may_move and not (is_cpu or train.activation_offloading):
+    if phase in OF_STEPS and may_move and not (is_cpu or train.activation_offloading):
         offloaded = ("--activation_checkpointing", "full", "--activation_offloading", "True")
         yield Change("activations in host memory", offloaded)
-    if phase in (*_OF_STEPS, "evaluation") and train.batch_size_training == 1:
+    if phase in (*OF_STEPS, "evaluation") and train.batch_size_training == 1:
         for size in _larger_groups(fsdp.context_parallel_size, world_size):
             yield Change(f"each row shared by {size} ranks", _shared_rows(config, size))
     if phase in _OF_MODEL and world_size > 1 and not (train.enable_fsdp and fsdp.sharding_strategy == "FULL_SHARD"):
@@ -127,7 +97,7 @@ def device_changes(
         short = ("--hsdp", "False") if config.was_given("fsdp_config.hsdp") else ()
         flags = ("--enable_fsdp", "True", *short, "--sharding_strategy", "FULL_SHARD")
         yield Change("everything sharded over all ranks", flags)
-    if phase in (*_OF_STEPS, "optimizer_step"):
+    if phase in (*OF_STEPS, "optimizer_step"):
         if not (is_cpu or fsdp.optimizer_cpu_offload or fsdp.fsdp_cpu_offload):
             yield Change("optimizer states in host memory", ("--optimizer_cpu_offload", "True"))
         if not kind_of(fsdp.optimizer).eight_bit:
@@ -143,7 +113,7 @@ def device_changes(
         flags = ("--use_peft", "True", "--quantization", "4bit", "--pure_bf16", "False")
         yield Change("an adapter trained on a base in 4 bits", flags)
     length = train.context_length
-    if phase in (*_OF_STEPS, "evaluation", "generation") and length is not None and length > 1024:
+    if phase in (*OF_STEPS, "evaluation", "generation") and length is not None and length > 1024:
         yield Change("shorter rows", ("--context_length", str(length // 2)))
 
 
@@ -188,7 +158,7 @@ def cheapest(changes: Iterable[Change], argv: Sequence[str], phase: str, plans: 
     With plans, changes that save nothing are left out, and so are environment variables with which the run would not
     fit. Changes that fit come first: those with room to spare before tight ones, faster before slower ones. If none
     fits alone, they are combined until they do; if not even then, the smallest peak comes first. What the failed run
-    needed more than was planned is added to the plans of changed ones (`_excess_gib`). Changes that save less than was
+    needed more than was planned is added to the plans of changed ones (`excess_gib`). Changes that save less than was
     missing are only named together with others. Without plans the effect of environment variables is not
     known, so a change of flags comes first.
 
@@ -233,15 +203,6 @@ def cheapest(changes: Iterable[Change], argv: Sequence[str], phase: str, plans: 
     return (alone or helpful)[:NUM_SHOWN]
 
 
-def _excess_gib(before: Predicted, after: Predicted, phase: str, plans: Plans) -> tuple[float, float]:
-    """What a changed run needs in this phase beyond its plan, and what it loses to fragments, as the failed run did.
-
-    Forward and backward needed as much more for each token of a micro-batch, other phases as much in all.
-    """
-    share = min(1.0, after.num_tokens / before.num_tokens) if phase in _OF_STEPS else 1.0
-    return share * max(0.0, plans.needed_gib - before.phase_gib(phase)), share * plans.unused_gib
-
-
 def _nearness(change: Change) -> tuple[Any, ...]:
     """Sort key of changes: those that surely fit first, by cost; those that do not fit by their peak."""
     if not change.fits:
@@ -256,13 +217,13 @@ def _with_figures(
     after, slower = plans.predict(config), None
     if before.seconds_per_step and after.seconds_per_step:
         slower = after.seconds_per_step / before.seconds_per_step
-    excess, unused = _excess_gib(before, after, phase, plans)
+    excess, unused = excess_gib(before, after, phase, plans)
     in_phase = after.phase_gib(phase) + excess
     peak_gib = max(after.peak_gib, in_phase)
     # By the plan, spared layers do not raise the peak. If it was wrong, it was about their activations, which are
     # recomputed now. Else what forward needed beyond its plan stays until backward.
-    if phase in _OF_STEPS and "--spare_layers" not in change.flags:
-        peak_gib = max(peak_gib, *(after.phase_gib(step) + excess for step in _OF_STEPS))
+    if phase in OF_STEPS and "--spare_layers" not in change.flags:
+        peak_gib = max(peak_gib, *(after.phase_gib(step) + excess for step in OF_STEPS))
     saves = max(before.phase_gib(phase), plans.needed_gib) - in_phase + (change.saves_gib or 0.0)
     verdict = verdict_in_room(peak_gib, plans.room_gib if change.environment else plans.room_gib - unused)
     fits = verdict != "does_not_fit" and (bool(change.environment) or saves >= plans.missing_gib)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from configs.run import RunConfig
-from planning.alternatives.less_memory import Plans
+from planning.alternatives.failed_run import Plans
 from planning.machines.hardware import Hardware
 from planning.machines.planned_environment import own_hardware
 from planning.memory.host_memory import CPU_PROCESS_BYTES
@@ -23,7 +23,7 @@ from utils.units import GIB
 
 @dataclass(frozen=True)
 class PredictedRun:
-    """The plan of a run as `planning.alternatives.less_memory.Predicted`."""
+    """The plan of a run as `planning.alternatives.failed_run.Predicted`."""
 
     plan: Plan
     longest_row: int | None = None  # of the batch that failed; None: not known
