@@ -203,7 +203,7 @@ def unpack_variants(rows: int, width: int, dtype: torch.dtype) -> dict[str, Call
         return scaled.to(dtype).view(rows, width)
 
     def by_own_kernel() -> torch.Tensor:
-        return unpack_nf4(packed, absmax.view(1, -1), code, (), BLOCK, NESTED_BLOCK, dtype).view(rows, width)
+        return unpack_nf4(packed, absmax.view(1, -1), code, [], BLOCK, NESTED_BLOCK, dtype).view(rows, width)
 
     compiled = torch.compile(looked_up)
     assert torch.equal(compiled(), functional.dequantize_4bit(packed, state))

@@ -16,14 +16,15 @@ class RowOrder(NamedTuple):
     """The rows of a batch of tokens, one for each token and each of its experts, sorted by expert."""
 
     ends: torch.Tensor  # int32 [experts], where each expert's rows end
-    expert_of_row: torch.Tensor  # int64 [rows]
+    expert_of_row: torch.Tensor  # int32 [rows]
     order: torch.Tensor  # int64 [rows], of each row its place in the flattened [tokens, chosen]
     places: torch.Tensor  # int64 [rows], the inverse: of each token and choice its row
 
 
 def sort_by_expert(top_k_index: torch.Tensor, num_experts: int) -> RowOrder:
     """The order of rows for the chosen experts, [tokens, chosen]. The host waits for nothing."""
-    expert_of_row, order = torch.sort(top_k_index.reshape(-1), stable=True)
+    # Sorted by their bits, of which 64 would take twice as long as 32.
+    expert_of_row, order = torch.sort(top_k_index.reshape(-1).to(torch.int32), stable=True)
     numbers = torch.arange(num_experts, device=order.device, dtype=expert_of_row.dtype)
     ends = torch.searchsorted(expert_of_row, numbers, right=True, out_int32=True)
     places = torch.empty_like(order)

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import Any
 
 import torch
 
 
+# An operator: backward of the products of packed weights is traced when it is compiled, and calls this.
+
+
+@torch.library.custom_op("quantization::unpack_nf4", mutates_args=())
 def unpack_nf4(
     packed: torch.Tensor,
     absmax: torch.Tensor,
     code: torch.Tensor,
-    nested: Sequence[torch.Tensor],
+    nested: list[torch.Tensor],
     block: int,
     nested_block: int,
     dtype: torch.dtype,
@@ -44,3 +48,8 @@ def unpack_nf4(
     blocks_of_matrix = -(-halves.numel() // block) // len(absmax)
     scales = absmax[:, :blocks_of_matrix].flatten().repeat_interleave(block)[: halves.numel()]
     return weights.copy_(code[halves] * scales)
+
+
+@unpack_nf4.register_fake
+def _(packed: torch.Tensor, *settings: Any) -> torch.Tensor:
+    return packed.new_empty(2 * packed.numel(), dtype=settings[-1])
