@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 
-
 # An operator: backward of the products of packed weights is traced when it is compiled, and calls this.
 
 
