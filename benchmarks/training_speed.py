@@ -68,6 +68,7 @@ ROWS = {
     "tiny-full": Workload("tiny", 2, 128, [*UNCOMPILED]),
     "tiny-lora": Workload("tiny", 2, 128, [*LORA, *UNCOMPILED]),
     "tiny-4": Workload("tiny", 2, 128, FSDP, nproc=4),
+    "tiny-shared": Workload("tiny", 2, 128, [*UNCOMPILED], nproc=2, num_sharing=2),
     "tinyllama-full": Workload("tinyllama", 8, 2048, ["--pure_bf16", *UNCOMPILED]),
     "tinyllama-full-compiled": Workload("tinyllama", 8, 2048, COMPILED),
     "tinyllama-mixed": Workload("tinyllama", 8, 2048, [*UNCOMPILED]),
