@@ -144,10 +144,12 @@ for name, flags in (("", ["--batching_strategy", "padding"]), ("-masks", EAGER))
 LONG_QLORA = [*ON_ALL, *R16, "--quantization", "4bit", "--compile", "--activation_checkpointing", "full"]
 for length, (tiles, flags), (kept, more) in product(
     (32768, 65536, 131072),
-    {"": [], "-tiles": ["--tile_tokens", "8192"]}.items(),
+    {"": ["--tile_tokens", "0"], "-tiles": ["--tile_tokens", "8192"]}.items(),
     {"": [], "-offloaded": ["--activation_offloading"], "-auto": ["--activation_offloading", "auto"]}.items(),
 ):
     ROWS[f"llama8b-long-{length}{tiles}{kept}"] = Workload("llama8b-long", 1, length, [*LONG_QLORA, *flags, *more])
+OFFLOADED_TILES = ["--tile_tokens", "8192", "--activation_offloading"]
+ROWS["llama8b-long-262144-tiles-offloaded"] = Workload("llama8b-long", 1, 262144, [*LONG_QLORA, *OFFLOADED_TILES])
 # The same row on one GPU, and shared by two or four.
 for length, n in product((65536, 131072), (1, 2, 4)):
     flags = [*LONG_QLORA, "--tile_tokens", "8192"]

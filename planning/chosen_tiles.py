@@ -6,6 +6,7 @@ largest of those with the lowest peak: products of few tokens are slower.
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 from planning.machines.cards import Card
@@ -44,13 +45,14 @@ def choose_tiles(
         ConfigError: if the inputs of such a model are not known before data is read.
     """
     whole, found = planned.empty.checkpointing, dict[int, MemoryPlan]()
-    for tokens in SIZES:
-        if tokens >= rows.rows * max(rows.widest):
-            continue  # the batch is one tile
+    num_tokens, before = rows.rows * max(rows.widest), math.inf
+    for tokens in (size for size in SIZES if size < num_tokens):
         tiled = with_checkpointing(planned, replace(whole, tile_tokens=tokens))
         found[tokens] = plan_memory(tiled, card, rows)
-        if found[tokens].device_verdict == "fits":
+        # Once smaller tiles save nothing, even smaller ones do not.
+        if found[tokens].device_verdict == "fits" or found[tokens].peak_gib * ALIKE >= before:
             break
+        before = found[tokens].peak_gib
     least = min((plan.peak_gib for plan in found.values()), default=memory.peak_gib)
     if least > WORTH_IT * memory.peak_gib:
         return with_checkpointing(planned, whole), memory, ()

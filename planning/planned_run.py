@@ -122,8 +122,8 @@ def _with_choices(
     model, memory, of_tiles = choose_tiles(model, memory, card, rows)
     if is_to_be_chosen(model) and memory.device_verdict == "fits":  # there may be room for layers that recompute less
         model, memory, line = choose_checkpointing(model, card, rows, seconds)
-        lines = (line,)
-    return model, memory, (*of_tiles, *lines)
+        return model, memory, (*of_tiles, line)
+    return model, memory, (*lines, *of_tiles)
 
 
 def time_of(
