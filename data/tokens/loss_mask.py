@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from data.tokens import long_texts
 from data.tokens.joined_answers import Seam, joined_examples
 from data.tokens.labels import IGNORE_INDEX
 from data.tokens.long_texts import EncodedText, encode_texts
@@ -101,13 +102,23 @@ def encode_plainly(
         return []
     special = special or SpecialTokens.of(tokenizer)
     around: dict[str, Any] = {"add_special_tokens": True, "return_attention_mask": False, "verbose": False}
-    with panics_as_errors():
-        found = [np.array(ids, dtype=np.int32) for ids in tokenizer(**texts, **around)["input_ids"]]
-    spelled = [place for place, text in enumerate(values) if special.spells(text)]
-    if spelled:
-        contents = encode_texts([values[place] for place in spelled], tokenizer, special)
+    # Those that spell special tokens, and those that one call would take much memory for.
+    apart = [
+        place
+        for place, text in enumerate(values)
+        if special.spells(text) or (tokenizer.is_fast and len(text) > long_texts.CALL_CHARACTERS)
+    ]
+    together = sorted({*range(len(values))} - {*apart})
+    found = [no_tokens() for _ in values]
+    if together:
+        with panics_as_errors():
+            rows = tokenizer(**{name: [values[place] for place in together]}, **around)["input_ids"]
+        for place, ids in zip(together, rows, strict=True):
+            found[place] = np.array(ids, dtype=np.int32)
+    if apart:
+        contents = encode_texts([values[place] for place in apart], tokenizer, special)
         before, after = affixes(tokenizer, name)
-        for place, content in zip(spelled, contents, strict=True):
+        for place, content in zip(apart, contents, strict=True):
             found[place] = np.array([*before, *content.ids, *after], dtype=np.int32)
     return found
 

@@ -199,7 +199,7 @@ def test_models_that_cannot_be_scaled_so_are_refused(model_config: Any, flags: l
 
 
 def test_a_model_whose_code_reads_no_scaling_is_refused() -> None:
-    sizes = LLAMA_LIKE | {"mamba_n_heads": 8, "mamba_d_head": 8, "layers_block_type": ["attention", "attention"]}
+    sizes = LLAMA_LIKE | {"mamba_n_heads": 8, "mamba_d_head": 8}
     config = transformers.GraniteMoeHybridConfig(**sizes, position_embedding_type="nope")
     train = parse_flags(["--model_name", "m", "--rope_scaling", "yarn", "--rope_factor", "4"]).train_config
     override(config, scaled_values(config, "yarn", 4.0))

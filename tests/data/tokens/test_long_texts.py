@@ -10,7 +10,7 @@ import pytest
 
 from data.tokens import long_texts
 from data.tokens.long_texts import encode_texts
-from data.tokens.loss_mask import tokenize_spans
+from data.tokens.loss_mask import encode_plainly, tokenize_spans
 from data.tokens.spans import TextSpan
 from data.tokens.special_text import SpecialTokens
 from tests.helpers.processes import ProcessGroup
@@ -54,6 +54,14 @@ def test_the_labels_of_a_long_text_are_those_of_the_whole_text(kind: str, monkey
     whole = tokenize_spans([parts], KINDS[kind]())
     assert np.array_equal(in_windows.input_ids, whole.input_ids)
     assert np.array_equal(in_windows.labels, whole.labels)
+
+
+@pytest.mark.usefixtures("small_windows")
+@pytest.mark.parametrize("kind", ["byte-level", "unigram"])
+def test_a_long_source_of_an_encoder_decoder_goes_in_windows_too(kind: str) -> None:
+    tokenizer, texts = KINDS[kind](), ["Short.", random_text(3, 800), random_text(4, 700)]
+    wanted = tokenizer(texts)["input_ids"]
+    assert [ids.tolist() for ids in encode_plainly(tokenizer, text=texts)] == wanted
 
 
 def test_windows_go_to_the_tokenizer_together(monkeypatch: pytest.MonkeyPatch) -> None:
