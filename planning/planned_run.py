@@ -117,13 +117,15 @@ def _with_choices(
         model, memory, lines = model, plan_memory(model, card, rows), ()
     if not may_tile(model, card, memory):
         return model, memory, lines
-    if not is_to_be_chosen(model):
-        model, lines = with_checkpointing(model, asked), ()  # no layer is spared where room is short
-    model, memory, of_tiles = choose_tiles(model, memory, card, rows)
-    if is_to_be_chosen(model) and memory.device_verdict == "fits":  # there may be room for layers that recompute less
-        model, memory, line = choose_checkpointing(model, card, rows, seconds)
-        return model, memory, (*of_tiles, line)
-    return model, memory, (*lines, *of_tiles)
+    chosen = model.empty.checkpointing
+    whole = chosen if is_to_be_chosen(model) else asked  # no layer is spared where room is short
+    model, tiled, of_tiles = choose_tiles(with_checkpointing(model, whole), memory, card, rows)
+    if not of_tiles:
+        return with_checkpointing(model, chosen), memory, lines
+    if is_to_be_chosen(model) and tiled.device_verdict == "fits":  # there may be room for layers that recompute less
+        model, tiled, line = choose_checkpointing(model, card, rows, seconds)
+        return model, tiled, (*of_tiles, line)
+    return model, tiled, (*(lines if whole == chosen else ()), *of_tiles)
 
 
 def time_of(

@@ -83,3 +83,17 @@ def test_tiles_come_before_host_memory(wide: Path) -> None:
     assert found.memory.verdict == "fits"
     assert found.model.empty.checkpointing.tile_tokens
     assert found.model.empty.num_offloaded == 0
+
+
+def test_what_was_chosen_stays_where_the_batch_is_one_tile(wide: Path) -> None:
+    """Weights and their states need more than there is; layers are spared all the same."""
+    given = ["--model_name", str(wide), "--batch_size_training", "1", "--context_length", "2048", "--pure_bf16"]
+    given += ["--run_validation", "False", *FULL.split()]
+    found, whole = (
+        plan_of(parse_flags([*given, *more]), parse_hardware("A100-40GB", device_memory_gib=0.5))
+        for more in ([], ["--tile_tokens", "0"])
+    )
+    assert found.memory == whole.memory
+    assert found.memory.verdict == "does_not_fit"
+    assert found.model.empty.checkpointing == whole.model.empty.checkpointing
+    assert found.choices == whole.choices
