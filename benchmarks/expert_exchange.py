@@ -12,6 +12,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 
 import fire
 import torch
@@ -49,12 +50,12 @@ def main(tokens: int = 8192, hidden: int = 2048, inner: int = 768, experts: int 
     device = torch.device("cuda", rank) if on_gpu else torch.device("cpu")
     if on_gpu:
         torch.cuda.set_device(device)
-    options = {"device": device, "dtype": torch.bfloat16}
+    values = partial(torch.randn, device=device, dtype=torch.bfloat16)
     num_rows = tokens * chosen
-    rows, received = (torch.randn(num_rows, hidden, **options) for _ in range(2))
-    weights = torch.randn(experts, hidden, 2 * inner, **options)
-    share = torch.randn(experts // world_size, 3 * hidden * inner, **options)
-    whole = torch.empty(experts, 3 * hidden * inner, **options)
+    rows, received = (values(num_rows, hidden) for _ in range(2))
+    weights = values(experts, hidden, 2 * inner)
+    share = values(experts // world_size, 3 * hidden * inner)
+    whole = values(experts, 3 * hidden * inner)
 
     def say(what: str, taken: float, amount: float, unit: str) -> None:
         if rank == 0:
@@ -69,7 +70,7 @@ def main(tokens: int = 8192, hidden: int = 2048, inner: int = 768, experts: int 
     work = 2 * num_rows * hidden * 2 * inner
     for number in (experts, experts // world_size):
         ends = torch.arange(1, number + 1, device=device, dtype=torch.int32) * (num_rows // number)
-        taken = milliseconds(lambda number=number, ends=ends: grouped_product(rows, weights[:number], ends), device)  # type: ignore[misc]
+        taken = milliseconds(partial(grouped_product, rows, weights[:number], ends), device)
         say(f"grouped product of {num_rows:,} rows with {number} experts", taken, work / 1e9, "TFLOP/s")
     dist.destroy_process_group()
 
