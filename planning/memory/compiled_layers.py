@@ -14,7 +14,6 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import networkx
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -67,6 +66,8 @@ class CompiledLayer(TorchDispatchMode):
         Args:
             free: storages that are there anyway.
         """
+        import networkx  # here: it takes a fifth of a second, and only plans of compiled layers need it
+
         graph = networkx.DiGraph()
         graph.add_nodes_from(("made", "read"))
         for key, (tensor, sources) in self._made.items():

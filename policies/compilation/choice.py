@@ -12,7 +12,7 @@ from configs.run import RunConfig
 from utils.device import DeviceFacts
 
 KNOWN_TO_COMPILE = frozenset(
-    ("gemma2", "gemma3_text", "gpt2", "gpt_neox", "llama", "mistral", "olmo2", "phi3", "qwen2", "qwen3")
+    ("gemma2", "gemma3_text", "gpt2", "gpt_neox", "gpt_oss", "llama", "mistral", "olmo2", "phi3", "qwen2", "qwen3")
 ).union(("qwen3_moe", "stablelm"))
 """The model types whose layers a plan takes to be compiled under --compile auto (docs/compiling.md). A run tries its
 own layers instead (`policies.compilation.trial`)."""
