@@ -45,7 +45,7 @@ def test_help_on_finding_runs_says_what_there_is(capsys: pytest.CaptureFixture[s
 @pytest.mark.parametrize(
     ("memory_gib", "marked", "unmarked"),
     [
-        # Weights, gradients and states in fp32 are 4.6 GiB, activations 4 if nothing is recomputed: one change is enough.
+        # Weights, gradients and states in fp32 are 4.6 GiB, activations 4 if none is recomputed: one change is enough.
         pytest.param(
             8, "--use_peft True", "--batch_size_training 1 --gradient_accumulation_steps 8", marks=pytest.mark.full
         ),
