@@ -67,12 +67,15 @@ def tiled_parts(layer: nn.Module) -> list[nn.Module]:
 def run_in_tiles(module: Any, hidden: torch.Tensor) -> Any:
     """The forward of a tiled module: [batch, seq, hidden] -> the module's outputs.
 
-    A batch of one tile at most runs as it is, and keeps what it would without tiles.
+    A token may have several hidden states, as in hyper-connections: [batch, seq, streams, hidden]. Modules that see the
+    tokens in one row get [tokens, hidden]. A batch of one tile at most runs as it is, and keeps what it would without
+    tiles.
     """
     # Code that is compiled around a norm holds none of its inner values, so it is not cut there.
     if torch.compiler.is_compiling() or not module.tiles.tokens:
         return module.compute_tile(module, hidden)
-    flat = hidden.reshape(1, -1, hidden.shape[-1])
+    axes = max(1, min(2, hidden.dim() - 1))  # of tokens
+    flat = hidden.reshape(1, -1, *hidden.shape[axes:])
     call = _TiledCall(module, flat.shape[1])
     if call.num_tiles <= 1:
         outputs, structure = tree_flatten(module.compute_tile(module, flat))
@@ -83,14 +86,14 @@ def run_in_tiles(module: Any, hidden: torch.Tensor) -> Any:
         structure = call.structure
     else:
         outputs, structure = call.forward(flat), call.structure
-    shaped = [_unflattened(output, flat, hidden) for output in outputs]
+    shaped = [_unflattened(output, flat, hidden.shape[:axes]) for output in outputs]
     return tree_unflatten(shaped, structure)
 
 
-def _unflattened(output: Any, flat: torch.Tensor, hidden: torch.Tensor) -> Any:
+def _unflattened(output: Any, flat: torch.Tensor, tokens: torch.Size) -> Any:
     """[1, tokens, ...] as [batch, seq, ...]; anything else, such as a router's [tokens, experts], as it is."""
-    if isinstance(output, torch.Tensor) and output.shape[:2] == flat.shape[:2] and output.dim() == flat.dim():
-        return output.view(*hidden.shape[:-1], *output.shape[2:])
+    if isinstance(output, torch.Tensor) and output.dim() > 2 and output.shape[:2] == flat.shape[:2]:
+        return output.view(*tokens, *output.shape[2:])
     return output
 
 
