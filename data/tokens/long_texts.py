@@ -1,8 +1,8 @@
 """Token ids of texts, with bounded host memory: a tokenizer takes some 200 bytes for each character of a call.
 
 Calls are small, and a text that is too long for one goes through in windows that overlap. Neighbours are joined where
-both have the same tokens, so the result is that of the whole text. Only where they never do, as in a run of a thousand
-equal letters, a token may end elsewhere.
+both have the same tokens, so the result is that of the whole text. If they never do, as in a run of a thousand spaces,
+they become one window. Only in a run that fills a whole call a token may end elsewhere.
 """
 
 from __future__ import annotations
@@ -130,6 +130,11 @@ def _windows(text: str, encode: Callable[[list[str]], list[Encoding]]) -> Iterat
         for place, window in zip(places, _encode_windows(text, places, encode), strict=True):
             if len(before.ids):
                 meeting = _meeting(before, window)
+                if meeting is None and place[1] - before_place[0] <= CALL_CHARACTERS:
+                    before_place = before_place[0], place[1]
+                    (window,) = _encode_windows(text, [before_place], encode)
+                    before = window.part(int(np.searchsorted(window.starts, before.starts[0])), None)
+                    continue
                 if meeting is None:
                     place, meeting = _cut(before, before_place, place)
                     (window,) = _encode_windows(text, [place], encode)

@@ -38,11 +38,23 @@ def small_windows(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_tokens_of_windows_are_those_of_the_whole_text(kind: str) -> None:
     tokenizer = KINDS[kind]()
-    # A tokenizer that writes a space before every text cuts a run of one letter elsewhere.
+    # A tokenizer that writes a space before every text cuts a run of one letter elsewhere, if it fills a call.
     runs = [] if kind == "metaspace" else ["a" * 5000, " " * 3000]
     texts = ["", "Short.", *(random_text(seed, 800) for seed in range(12)), *runs, "Short."]
     for text, encoded in zip(texts, encode_texts(texts, tokenizer, SpecialTokens.of(tokenizer)), strict=True):
         assert encoded.ids.tolist() == tokenizer(text, add_special_tokens=False)["input_ids"]
+
+
+@pytest.mark.usefixtures("small_windows")
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_run_that_is_longer_than_the_overlap_gets_no_tokens_of_its_windows(kind: str) -> None:
+    """Where windows did not agree, a tokenizer that writes a space before every text wrote one into the run."""
+    tokenizer, draw = KINDS[kind](), random.Random(0)
+    for letter in [" ", "\n", "-", "a", "9", "字"]:
+        runs = [letter * draw.randrange(350, 700) for _ in range(8)]
+        text = "".join(run + random_text(seed, 60) for seed, run in enumerate(runs))
+        ((ids, *_),) = encode_texts([text], tokenizer, SpecialTokens.of(tokenizer))
+        assert ids.tolist() == tokenizer(text, add_special_tokens=False)["input_ids"], repr(letter)
 
 
 @pytest.mark.usefixtures("small_windows")
