@@ -188,38 +188,34 @@ def checkpoint_layers(layers: Sequence[nn.Module], checkpointing: Checkpointing)
     # One function for all layers of a mode, so that one compiled graph serves them.
     forwards = {"full": _checkpointed({}), "selective": _checkpointed({"context_fn": selective_contexts})}
     for layer, mode in checkpointing.of(layers):
-        if tiled := tiled_parts(layer):
-            _checkpoint_around_tiles(layer, tiled, mode, forwards)
-        elif mode == "off":
-            # Uncovers the class's forward, in case an earlier call had put another one before it.
-            layer.__dict__.pop("forward", None)
-        else:
+        # Uncovers the classes' forwards, in case an earlier call had put others before them.
+        for part in (layer, *_with_products(layer)):
+            part.__dict__.pop("forward", None)
+        if tiled_parts(layer):
+            _checkpoint_around_tiles(layer, mode, forwards)
+        elif mode != "off":
             layer.forward = MethodType(forwards[mode], layer)
 
 
-def _checkpoint_around_tiles(
-    layer: nn.Module, tiled: Sequence[nn.Module], mode: str, forwards: dict[str, Callable[..., Any]]
-) -> None:
+def _checkpoint_around_tiles(layer: nn.Module, mode: str, forwards: dict[str, Callable[..., Any]]) -> None:
     """The same for a layer whose MLP runs in tiles, between which code is not compiled.
 
     `full` is around the compiled code before and after them. `selective` is inside it: the MLP keeps its input alone in
     any case, so the choice is among the outputs of the attention.
     """
-    layer.__dict__.pop("forward", None)
     if mode == "full":
         layer.forward = MethodType(_around_compiled, layer)
-    for part in _with_products(layer, tiled):
-        part.__dict__.pop("forward", None)
-        if mode == "selective":
+    elif mode == "selective":
+        for part in _with_products(layer):
             part.forward = MethodType(forwards[mode], part)
 
 
-def _with_products(layer: nn.Module, tiled: Sequence[nn.Module]) -> Iterator[nn.Module]:
-    """The other parts of a layer that multiply with weights; not those with a forward that an adapter gave them."""
+def _with_products(layer: nn.Module) -> Iterator[nn.Module]:
+    """The parts of a layer that multiply with weights; not those with another forward, of tiles or of an adapter."""
     for child in layer.children():
         if isinstance(child, nn.ModuleList):
-            yield from _with_products(child, tiled)
-        elif child not in tiled and any(parameter.dim() > 1 for parameter in child.parameters()):
+            yield from _with_products(child)
+        elif any(parameter.dim() > 1 for parameter in child.parameters()):
             own = vars(child).get("forward")
             if own is None or getattr(own.__func__, "checkpoints", False):
                 yield child

@@ -247,6 +247,22 @@ def test_a_recomputed_layer_computes_its_tiles_twice_and_not_three_times() -> No
     assert flops[TILE] - flops[0] == last
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_layers_that_were_tried_in_tiles_compute_no_more_than_before(mode: str) -> None:
+    """As a plan does that finds no use for tiles: selective checkpointing was of the attention alone in them."""
+    flops = []
+    for tried in (False, True):
+        model, counter = (
+            make("llama", TILE, "selective") if tried else make("llama", 0, mode),
+            FlopCounterMode(display=False),
+        )
+        tiled(model, 0, mode)
+        with counter:
+            TASK.summed_loss(model, make_batch()).backward()
+        flops.append(counter.get_total_flops())
+    assert flops[1] == flops[0]
+
+
 def test_what_a_tile_held_is_given_back_with_it_and_not_when_python_collects_garbage() -> None:
     peaks, gc_was_enabled = [], gc.isenabled()
     gc.disable()
