@@ -226,8 +226,8 @@ def train_step(
         on_phase: called at each of `reporting.memory_phases.PHASES`.
 
     Returns:
-        Loss and gradient norm, to be read. If reading raises NonFiniteError, weights and optimizer states have not
-        changed. A non-finite norm means fp16 overflow: weights are unchanged then, too, and the loss scale falls.
+        Loss and gradient norm, to be read. If reading raises NonFiniteError, weights have not changed, nor states that
+        no CPU updates during backward. A non-finite norm means fp16 overflow: no weight has changed; the scale falls.
 
     Raises:
         NonFiniteError: on every rank, if the host had to wait.

@@ -12,7 +12,8 @@ gradients to the host, updates the copy there, and copies the weights back. The 
 
 The first row needs gradients that nothing changes after backward. So with clipping, under fp16's loss scale and under
 DistributedDataParallel, which reduces later, a step begins with the second row. Weights on the device change in step()
-alone: if a loss or norm is not finite, they are those of the step before.
+alone: if a loss or norm is not finite, they are those of the step before. The states and copies in host memory may be
+those of the step by then, so the run ends, and saves neither.
 """
 
 from __future__ import annotations
@@ -78,6 +79,7 @@ class CPUOffloadOptimizer(Optimizer):
         self._takes_gradients = False  # as backward makes them
         self._begun: dict[nn.Parameter, None] = {}  # in this step, in the order in which their gradients came
         self._bucket: list[nn.Parameter] = []  # the last of them, not given to the thread yet
+        self._bucket_bytes = 0
         self._updates: list[tuple[list[nn.Parameter], Future[None]]] = []
         super().__init__(groups, self._optimizer.defaults)
         if begins_early:
@@ -137,12 +139,13 @@ class CPUOffloadOptimizer(Optimizer):
             self._pass_options(self.param_groups, self._optimizer.param_groups)
         self._begun[parameter] = None
         self._bucket.append(parameter)
-        if sum(local_tensor(one).nbytes for one in self._bucket) >= BUCKET_BYTES:
+        self._bucket_bytes += local_tensor(parameter).nbytes
+        if self._bucket_bytes >= BUCKET_BYTES:
             self._begin_updates()
 
     def _begin_updates(self) -> None:
         if self._bucket:
-            bucket, self._bucket = self._bucket, []
+            bucket, self._bucket, self._bucket_bytes = self._bucket, [], 0
             update = self._thread.submit(self._update, bucket, self._copy_down(bucket))
             self._updates.append((bucket, update))
 
