@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from data.tokens.labels import IGNORE_INDEX
 from ranks.context_group import ContextGroup
 from tasks.causal_batches import CausalMicroBatch
 
@@ -30,7 +31,7 @@ class SharedRows:
 
 def share_of(batch: CausalMicroBatch, group: ContextGroup) -> CausalMicroBatch:
     """One rank's part of a batch: as many tokens of each row as the others have. The counts of all parts add up to the
-    batch's.
+    batch's. A part without labels keeps one position, as a batch without them does (`data.tokens.labels`).
 
     Args:
         batch: without a mask; its width is a multiple of the group's size.
@@ -44,9 +45,12 @@ def share_of(batch: CausalMicroBatch, group: ContextGroup) -> CausalMicroBatch:
     positions = batch.position_ids
     if positions is None:  # the model would count from the start of this part
         positions = torch.arange(width).expand(batch.input_ids.shape)
-    is_mine = batch.target_positions % width // length == group.rank
+    is_mine = (batch.target_positions % width // length == group.rank) & (batch.targets != IGNORE_INDEX)
     row, place = batch.target_positions[is_mine] // width, batch.target_positions[is_mine] % width
-    targets = batch.targets[is_mine]
+    target_positions, targets = row * length + place - start, batch.targets[is_mine]
+    num_label_tokens = targets.numel()
+    if not num_label_tokens:
+        target_positions, targets = torch.zeros(1, dtype=torch.int64), torch.full((1,), IGNORE_INDEX)
     row_lengths = (batch.row_lengths - start).clamp(0, length)
     pairs, rest = divmod(batch.num_attended_pairs, group.size)  # each rank computes whole rows, and some of the heads
     return replace(
@@ -54,10 +58,10 @@ def share_of(batch: CausalMicroBatch, group: ContextGroup) -> CausalMicroBatch:
         input_ids=batch.input_ids[:, part].contiguous(),
         labels=batch.labels[:, part].contiguous(),
         position_ids=positions[:, part].contiguous(),
-        target_positions=row * length + place - start,
+        target_positions=target_positions,
         targets=targets,
         num_tokens=int(row_lengths.sum()),
-        num_label_tokens=targets.numel(),
+        num_label_tokens=num_label_tokens,
         num_attended_pairs=pairs + (group.rank < rest),
         row_lengths=row_lengths,
     )

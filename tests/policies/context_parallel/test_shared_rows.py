@@ -12,6 +12,8 @@ import torch
 import transformers
 
 from configs.flags import parse_flags
+from data.batches.padding import PaddedWidth
+from data.tokens.labels import IGNORE_INDEX
 from policies.attention.choice import BY_OFFSETS
 from policies.attention.flash_attention_4 import AttentionKind
 from policies.context_parallel.choice import (
@@ -24,8 +26,9 @@ from policies.context_parallel.choice import (
 from policies.context_parallel.exchange import repeats_of_keys
 from ranks.context_group import ContextGroup
 from ranks.environment import lone_process
+from tasks.causal_batches import Collator
 from tasks.row_shares import share_of
-from tests.helpers.packed_models import make_model
+from tests.helpers.packed_models import make_documents, make_model
 from tests.helpers.processes import ProcessGroup
 from tests.helpers.shared_rows import LENGTHS, MODELS, compare, whole_batch
 from tests.helpers.small_configs import SMALL
@@ -71,6 +74,17 @@ def test_parts_of_a_batch_are_the_whole(num_ranks: int, packing: bool) -> None:
         assert sum(getattr(part, count) for part in parts) == getattr(whole, count)
     assert all(part.cu_seqlens is whole.cu_seqlens and part.max_seqlen == whole.max_seqlen for part in parts)
     assert sum(LENGTHS) > whole.num_tokens / 2
+
+
+@pytest.mark.parametrize("lengths", [[], [3]])
+def test_a_part_without_labels_counts_none_and_keeps_a_position(lengths: list[int]) -> None:
+    """A batch of an idle group counted one label token more, so an evaluation's loss was too low."""
+    collate = Collator(packing=True, padding_id=0, width=PaddedWidth(2, 96))
+    whole = collate([make_documents(lengths)] if lengths else [])
+    parts = [share_of(whole, ContextGroup(2, rank)) for rank in range(2)]
+    assert sum(part.num_label_tokens for part in parts) == whole.num_label_tokens
+    (empty, *_) = [part for part in parts if not part.num_label_tokens]
+    assert (empty.targets.tolist(), empty.target_positions.tolist()) == ([IGNORE_INDEX], [0])
 
 
 @pytest.mark.parametrize(("key_heads", "num_ranks", "times"), [(8, 2, 1), (8, 8, 1), (2, 4, 2), (1, 4, 4), (6, 4, 2)])
