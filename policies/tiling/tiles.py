@@ -14,7 +14,7 @@ once, and DistributedDataParallel sees it once. Sums of half-precision gradients
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from types import MethodType
@@ -26,10 +26,12 @@ from torch.autograd.function import once_differentiable
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from configs.adaptation import FLOAT8_MULTIPLE
 from policies.routing.balancing import WatchedRouter, of_tokens
 from policies.tiling.finding import find_norms, find_token_parts
 
-Compute = Callable[[nn.Module, torch.Tensor], Any]
+MULTIPLE = FLOAT8_MULTIPLE
+"""Tiles have a multiple of so many tokens, but for the last one: products in float8 take no others."""
 
 
 @dataclass(eq=False)
@@ -102,11 +104,13 @@ class _TiledCall:
 
     def __init__(self, module: Any, num_tokens: int) -> None:
         self._module, self._num_tokens = module, num_tokens
-        size = module.tiles.tokens
-        self.num_tiles = max(1, -(-num_tokens // size))
-        # As even as can be, so that no kernel gets a handful of tokens: but in multiples of 16, which kernels like.
+        most = module.tiles.tokens
+        if num_tokens > most >= MULTIPLE:
+            most = most // MULTIPLE * MULTIPLE
+        self.num_tiles = max(1, -(-num_tokens // most))
+        # As even as can be, so that no kernel gets a handful of tokens.
         even = -(-num_tokens // self.num_tiles)
-        self._size = max(1, min(size, -(-even // 16) * 16))
+        self._size = max(1, min(most, -(-even // MULTIPLE) * MULTIPLE))
         self._routers = _routers_of(module)
         self.trained = trained_tensors(module)
         self.structure: Any = None

@@ -288,6 +288,28 @@ def test_what_a_tile_held_is_given_back_with_it_and_not_when_python_collects_gar
     assert peaks[1][1] < 5 * of_states + 2 * of_tile + 2 * sum(p.nbytes for p in layer.mlp.parameters())
 
 
+@pytest.mark.parametrize(
+    ("num_tokens", "most", "sizes"),
+    [
+        (8000, 1000, [896] * 8 + [832]),  # multiples of 16 as even as can be, of at most 1000
+        (1000, 1000, [1000]),  # one tile runs as it is
+        (33, 17, [16, 16, 1]),
+        (5, 2, [2, 2, 1]),
+    ],
+)
+def test_tiles_have_a_multiple_of_16_tokens_as_products_in_float8_need(
+    num_tokens: int, most: int, sizes: list[int]
+) -> None:
+    found: list[int] = []
+    module = torch.nn.Linear(4, 4)
+    module.register_forward_pre_hook(lambda module, inputs: found.append(inputs[0].shape[1]))
+    outer = torch.nn.Sequential(module)
+    tile_parts([outer], Tiles(most))
+    with torch.no_grad():
+        outer(torch.zeros(1, num_tokens, 4))
+    assert found == sizes
+
+
 def test_layers_that_multiply_by_the_weights_of_their_mlp_themselves_are_not_tiled() -> None:
     layers = find_layers(AutoModelForCausalLM.from_config(FAMILIES["opt"].config))
     assert str(why_not_tiled(layers, [])).startswith("its layers have no MLP in a module of its own")
