@@ -57,8 +57,8 @@ def attention_by_offsets(
         _check_options(attention_mask, dropout, kwargs)
         return _with_sinks(query, key, value, s_aux, scaling, sliding_window, cu_seq_lens_q, max_length_q), None
     if cu_seq_lens_q is None:
-        # A plan's rows have no values, so no offsets; SDPA's kernels keep the same.
-        is_cut = sliding_window is not None and key.shape[2] > sliding_window and not query.is_meta
+        has_values = type(query) is torch.Tensor and not query.is_meta  # unlike a plan's; SDPA's kernels keep the same
+        is_cut = has_values and sliding_window is not None and key.shape[2] > sliding_window
         if not is_cut or attention_mask is not None:
             return sdpa_attention_forward(
                 module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
