@@ -92,7 +92,11 @@ def check_same(
         ConfigError: it names every difference.
     """
     differences = {} if num_steps is None else _settings_that_differ(checkpoint, config, num_steps)
-    compared = {name: (now, checkpoint.values[name]) for name, now in metadata.items() if name != "packed_weights"}
+    # Earlier versions wrote no length of rows.
+    compared = {name: (now, checkpoint.values.get(name, now)) for name, now in metadata.items()}
+    compared.pop("packed_weights", None)
+    if "train_config.context_length" in differences:  # which says it
+        compared.pop("row_length", None)
     differences |= {name: _METADATA[name] for name, both in compared.items() if _is_another(name, *both)}
     if packed := _packed_otherwise(metadata.get("packed_weights"), checkpoint.values.get("packed_weights", _UNSAID)):
         differences["packed_weights"] = packed
@@ -191,6 +195,7 @@ TRAIN_ON = "train on from the run's weights with --model_name (from an adapter w
 _METADATA = {
     "precision": "the precision",
     "data_fingerprint": "the training data: other samples",
+    "row_length": "rows of another length: a default becomes a multiple of --context_parallel_size",
     "model_config": "--model_name: another config.json",
     "base_fingerprint": "--model_name: other weights than those under the checkpoint's adapter or frozen layers",
 }

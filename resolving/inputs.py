@@ -42,7 +42,11 @@ class Inputs:
 
     def identity(self) -> dict[str, Any]:
         """Facts that a checkpoint and the run that resumes from it must have in common, besides the model's."""
-        return {"precision": self.resolved.policies.precision.name, "data_fingerprint": self.data.checksum()}
+        return {
+            "precision": self.resolved.policies.precision.name,
+            "data_fingerprint": self.data.checksum(),
+            "row_length": self.resolved.context_length,
+        }
 
     def continuation(self) -> Continuation:
         """What the saved model needs to go on as the samples were built."""

@@ -188,6 +188,18 @@ def test_other_packed_weights_are_refused(there: dict[str, object], said: str) -
     assert re.search(said, line)
 
 
+def test_rows_that_became_shorter_for_ranks_that_share_them_are_refused() -> None:
+    """Three ranks made the default of 4,096 tokens 4,095, so one rank went on in rows packed otherwise."""
+    config = parse_flags(["--model_name", "m"])
+    checkpoint = Checkpoint(Path("step-00000001"), {"settings": config.to_dict(), "row_length": 4095, "num_steps": 9})
+    assert check_same(checkpoint, config, {"row_length": 4095}, num_steps=9) == []
+    with pytest.raises(ConfigError, match=r"rows of another length: .* --context_parallel_size; give what was given"):
+        check_same(checkpoint, config, {"row_length": 4096}, num_steps=9)
+    longer = parse_flags(["--model_name", "m", "--context_length", "96"])
+    with pytest.raises(ConfigError, match=r"--context_length 96 \(there 4096\); give what was given"):
+        check_same(checkpoint, longer, {"row_length": 96}, num_steps=9)
+
+
 def test_an_earlier_versions_base_without_experts_was_packed_as_now() -> None:
     config = parse_flags(["--model_name", "m", "--use_peft", "--quantization", "4bit"])
     checkpoint = Checkpoint(Path("step-00000001"), {"settings": config.to_dict()})
