@@ -6,12 +6,14 @@ YaRN: https://arxiv.org/abs/2309.00071. Linear: https://arxiv.org/abs/2306.15595
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Mapping
 from typing import Any, Literal
 
 from transformers import PretrainedConfig, PreTrainedModel
 
+from policies.rope_file import override
 from utils.errors import ConfigError
 from utils.positions import positions_of, rope_sets
 
@@ -29,7 +31,7 @@ def kind_to_give(text_config: PretrainedConfig) -> RopeKind | None:
     """The kind of scaling that would make this model's rows longer: its own if it has one; None if none would."""
     kinds = {str(own.get("rope_type", "default")) for own in _named_sets(text_config).values()}
     if kinds == {"default"}:
-        return "yarn"
+        return "yarn" if _is_taken(text_config, "yarn") else None
     (kind,) = kinds if len(kinds) == 1 else (None,)
     for known in ("yarn", "linear", "llama3"):
         if kind == known:
@@ -50,7 +52,9 @@ def check_can_scale(model_config: PretrainedConfig, kind: RopeKind, original: in
             f"--rope_scaling: {text.model_type} models have no rotary positions that config.json scales; leave it out"
         )
     can = kind_to_give(text)
-    if can is None:
+    if own == {"default"} and not _is_taken(text, kind):
+        raise ConfigError(f"--rope_scaling: transformers takes no {kind} of {text.model_type} models; leave it out")
+    if own != {"default"} and can is None:
         raise ConfigError(
             f"--rope_scaling: this model's rope is {' and '.join(sorted(own))} already, whose factors are not "
             "stretched here; leave it out, or take a model without"
@@ -90,6 +94,12 @@ def scaled_values(
     """
     check_can_scale(model_config, kind, original)
     text = model_config.get_text_config()
+    values = _values_of(text, kind, factor, original)
+    return values if text is model_config else {_text_section(model_config, text): values}
+
+
+def _values_of(text: PretrainedConfig, kind: RopeKind, factor: float, original: int | None = None) -> dict[str, Any]:
+    """The values of `scaled_values`, of the text's own config."""
     positions = original or positions_of(text)
     assert positions is not None
     sets = {name: _scaled(own, kind, factor, positions) for name, own in _named_sets(text).items()}
@@ -103,7 +113,20 @@ def scaled_values(
         values["original_max_position_embeddings"] = _original_of(next(iter(sets.values())))
     if getattr(text, "head_dim", 0) is None:  # Mixtral's, which transformers' formulas then do not derive
         values["head_dim"] = text.hidden_size // text.num_attention_heads
-    return values if text is model_config else {_text_section(model_config, text): values}
+    return values
+
+
+def _is_taken(text: PretrainedConfig, kind: RopeKind) -> bool:
+    """Whether transformers takes such values: it saves and reads no Phi-3 with other scaling than its own, longrope."""
+    if positions_of(text) is None:
+        return False
+    trial = copy.deepcopy(text)
+    override(trial, _values_of(text, kind, 2.0))
+    try:
+        trial.validate_rope()
+    except (TypeError, ValueError, KeyError):
+        return False
+    return True
 
 
 def check_is_scaled(model: PreTrainedModel, model_name: str) -> None:

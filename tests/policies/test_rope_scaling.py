@@ -48,6 +48,10 @@ def llama(**more: Any) -> Any:
     return transformers.LlamaConfig(**LLAMA_LIKE | copy.deepcopy(more))  # it adds theta to the parameters that it gets
 
 
+def phi3() -> Any:
+    return transformers.Phi3Config(**LLAMA_LIKE)
+
+
 def gemma(full: dict[str, Any]) -> Any:
     config = copy.deepcopy(FAMILIES["gemma3"].config)
     config.rope_parameters["full_attention"] = {"rope_theta": 1000000.0} | full
@@ -166,6 +170,7 @@ def test_mixtral_without_a_size_of_heads_is_scaled_too() -> None:
         (CASES["Gemma 3"][0], "--rope_scaling linear --rope_factor 8"),
         (FAMILIES["gpt2"].config, ""),
         (llama(rope_parameters={"rope_type": "dynamic", "factor": 2.0}), ""),
+        (phi3(), ""),
     ],
 )
 def test_rows_that_are_too_long_are_refused_with_the_flags_that_would_do(model_config: Any, wanted: str) -> None:
@@ -189,6 +194,8 @@ def test_a_factor_that_is_too_small_is_refused_with_one_that_is_not() -> None:
         (llama(rope_parameters=YARN), ["linear"], "scaled by yarn already.*give --rope_scaling yarn"),
         (llama(rope_parameters={"rope_type": "dynamic", "factor": 2.0}), ["yarn"], "rope is dynamic already"),
         (transformers.FalconConfig(alibi=True), ["yarn"], "no rotary positions"),
+        # It was trained, and its config.json could not be saved.
+        (phi3(), ["yarn"], "transformers takes no yarn of phi3 models"),
         (llama(), ["linear", "--rope_original_positions", "64"], "linear has none"),
         (llama(rope_parameters=YARN), ["yarn", "--rope_original_positions", "64"], "config.json says them"),
     ],
