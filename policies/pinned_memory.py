@@ -6,6 +6,7 @@ Here all pages are found and cleared first, which several threads can do at once
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 from collections.abc import Callable
@@ -13,6 +14,8 @@ from contextlib import suppress
 from typing import Any
 
 import torch
+
+from utils.errors import in_one_line
 
 NUM_THREADS = 8
 """That pin at once, at most; more wait for the kernel's locks."""
@@ -33,7 +36,11 @@ def plain_region(num_bytes: int) -> Region:
 
 
 def pinned_region(num_bytes: int) -> Region:
-    """Pinned memory. Call it in a thread of its own: CUDA keeps the last error of each thread."""
+    """Pinned memory. Call it in a thread of its own: CUDA keeps the last error of each thread.
+
+    Raises:
+        OSError: ENOMEM, if the host has none, or may pin none.
+    """
     region = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     with suppress(OSError):  # advice that a kernel may not take
         region.madvise(mmap.MADV_HUGEPAGE)  # 2 MiB at a time are found and locked faster
@@ -45,7 +52,11 @@ def pinned_region(num_bytes: int) -> Region:
     if int(cudart.cudaHostRegister(memory.data_ptr(), num_bytes, _PORTABLE)) == 0:
         return Region(memory, lambda: cudart.cudaHostUnregister(memory.data_ptr()))
     # A sandbox may not let user memory be pinned: torch asks the driver for its own, rounded up.
-    return Region(torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True))
+    try:
+        return Region(torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True))
+    except RuntimeError as error:
+        # CUDA's words for it are those for a full GPU, so its error would be reported as one.
+        raise OSError(errno.ENOMEM, f"{os.strerror(errno.ENOMEM)}, pinned: {in_one_line(error)}") from None
 
 
 def region_maker(device: torch.device) -> Callable[[int], Region]:

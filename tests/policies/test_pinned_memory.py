@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 import torch
 
+from policies.activations.host_pool import HostMemoryError, HostPool
 from policies.pinned_memory import num_threads, pinned_region, region_maker
+from utils.memory_errors import what_ran_out
 
 SIZE = 3 * 2**20 + 4096
 
@@ -50,6 +52,21 @@ def test_torch_pins_where_cuda_registers_no_memory_of_others(monkeypatch: pytest
     region.release()
     assert asked == [{"pin_memory": True, "size": (SIZE,)}]
     assert [call[0] for call in calls] == ["register"]
+
+
+def test_host_memory_that_cannot_be_pinned_is_not_taken_for_a_full_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*given: Any, **more: Any) -> torch.Tensor:
+        raise torch.AcceleratorError("CUDA error: out of memory\nCUDA kernel errors might be reported")
+
+    with_cudart(monkeypatch, 2)
+    monkeypatch.setattr(torch, "empty", fail)
+    with pytest.raises(OSError, match=r"Cannot allocate memory, pinned: CUDA error: out of memory") as refused:
+        pinned_region(SIZE)
+    assert what_ran_out(refused.value) == "host"
+    pool = HostPool(pinned_region)
+    with pytest.raises(HostMemoryError, match=r"^--activation_offloading: no host memory could be pinned") as raised:
+        pool.take(1)
+    assert what_ran_out(raised.value) == "host"
 
 
 def test_without_a_gpu_memory_is_plain_and_ranks_share_the_cores() -> None:
