@@ -19,15 +19,15 @@ FP32 = Precision("fp32", torch.float32, torch.float32)
 PLAIN = Policies(FP32, None, Layout("plain", "SINGLE", (1, 1), reshard_after_forward=False))
 
 
-@pytest.mark.parametrize(("name", "refusal"), [("mistral", "attention in windows"), ("gpt_oss", "takes no cache")])
-def test_a_prompt_beyond_the_window_is_answered_by_a_model_that_takes_offsets(name: str, refusal: str) -> None:
+@pytest.mark.parametrize("name", ["mistral", "gpt_oss"])
+def test_a_prompt_beyond_the_window_is_answered_by_a_model_that_takes_offsets(name: str) -> None:
     """On GPUs packed rows have offsets; a lone prompt has neither these nor a mask that would tell of the window."""
     model, prompt = make_model(name).train(), torch.arange(3, 40)[None]
     settings = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
     expected = model.eval().generate(prompt, **settings)
     AttentionInterface.register(BY_OFFSETS, attention_by_offsets)
     model.set_attn_implementation(BY_OFFSETS)
-    with pytest.raises(ValueError, match=refusal):
+    with pytest.raises(ValueError, match="takes no cache"):
         model.generate(prompt, **settings)
     model.train()
     with generating(model, PLAIN, read_environment()) as in_step:
