@@ -29,6 +29,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from configs.adaptation import FLOAT8_MULTIPLE
 from policies.routing.balancing import WatchedRouter, of_tokens
 from policies.tiling.finding import find_norms, find_token_parts
+from utils.errors import RunError
 
 MULTIPLE = FLOAT8_MULTIPLE
 """Tiles have a multiple of so many tokens, but for the last one: products in float8 take no others."""
@@ -259,8 +260,11 @@ def _room_for(output: Any, tokens: slice, num_tokens: int) -> Any:
     if not isinstance(output, torch.Tensor):
         return output
     shape, axis = list(output.shape), _axis_of_tokens(output)
-    if shape[axis] != tokens.stop - tokens.start:
-        raise RuntimeError(f"--tile_tokens: a module gives {shape} for a tile of {tokens.stop} tokens; leave it out")
+    if not shape or shape[axis] != tokens.stop - tokens.start:
+        raise RunError(
+            f"--tile_tokens: for {tokens.stop - tokens.start} tokens a part of this model's layers gives a tensor of "
+            f"shape {shape}, which is not of tokens alone; give --tile_tokens 0"
+        )
     shape[axis] = num_tokens
     return output.new_empty(shape)
 

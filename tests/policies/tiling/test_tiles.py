@@ -32,6 +32,7 @@ from tests.helpers.causal_models import make_batch
 from tests.helpers.families import FAMILIES
 from tests.helpers.mixtures import mixture
 from tests.helpers.seq2seq_models import make_model as make_seq2seq
+from utils.errors import RunError
 
 TASK = CausalLM()
 TILE = 16  # of batches of 6 rows, up to 23 tokens wide: several tiles, and a shorter last one
@@ -308,6 +309,23 @@ def test_tiles_have_a_multiple_of_16_tokens_as_products_in_float8_need(
     with torch.no_grad():
         outer(torch.zeros(1, num_tokens, 4))
     assert found == sizes
+
+
+class Summing(torch.nn.Linear):
+    def forward(self, hidden: torch.Tensor) -> Any:
+        outputs = super().forward(hidden)
+        return outputs, outputs.sum()
+
+
+@pytest.mark.parametrize("trains", [True, False])
+def test_outputs_that_are_not_of_single_tokens_end_the_run_with_one_line(trains: bool) -> None:
+    module = Summing(4, 4)
+    tile_parts([module], Tiles(16))
+    with (
+        torch.set_grad_enabled(trains),
+        pytest.raises(RunError, match=r"^--tile_tokens: for 16 .* shape \[\]"),
+    ):
+        module(torch.zeros(2, 16, 4))
 
 
 def test_layers_that_multiply_by_the_weights_of_their_mlp_themselves_are_not_tiled() -> None:
