@@ -42,7 +42,7 @@ def rows_of_tokens(tokens: torch.Tensor, order: torch.Tensor, places: torch.Tens
         from policies.experts.row_kernels import copy_to_rows  # needs Triton
 
         return copy_to_rows(tokens, places)
-    return tokens[order // (len(order) // len(tokens))]
+    return tokens[order // max(1, len(order) // max(1, len(tokens)))]
 
 
 @torch.library.custom_op("experts::tokens_of_rows", mutates_args=())
@@ -52,7 +52,7 @@ def tokens_of_rows(rows: torch.Tensor, order: torch.Tensor, places: torch.Tensor
         from policies.experts.row_kernels import sum_of_rows  # needs Triton
 
         return sum_of_rows(rows, places, num_tokens)
-    return rows[places].view(num_tokens, -1, rows.shape[1]).sum(dim=1)
+    return rows[places].view(num_tokens, len(places) // max(1, num_tokens), rows.shape[1]).sum(dim=1)
 
 
 @rows_of_tokens.register_fake

@@ -34,6 +34,15 @@ def test_rows_go_to_their_experts_and_back_with_their_gradients(dtype: torch.dty
     torch.testing.assert_close(found_gradient, expected.to(dtype))
 
 
+def test_no_tokens_have_no_rows() -> None:
+    order = sort_by_expert(torch.zeros(0, NUM_CHOSEN, dtype=torch.int64), NUM_EXPERTS)
+    tokens = torch.zeros(0, 16, requires_grad=True)
+    rows = rows_of_tokens(tokens, order.order, order.places)
+    found = tokens_of_rows(rows, order.order, order.places, 0)
+    assert (rows.shape, found.shape) == ((0, 16), (0, 16))
+    assert torch.autograd.grad(found.sum(), tokens)[0].shape == (0, 16)
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_gpu_copies_and_sums_rows_as_a_cpu(dtype: torch.dtype) -> None:
