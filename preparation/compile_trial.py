@@ -19,7 +19,7 @@ from preparation.start import follow_plan
 from ranks.collectives import gather_to_all
 from ranks.environment import Environment, print_rank_zero
 from resolving.inputs import Inputs
-from resolving.resolved import without_compiling
+from resolving.resolved import Resolved, without_compiling
 from tasks.task import MicroBatch
 from utils.progress import say_if_it_lasts
 
@@ -71,6 +71,7 @@ def _what_fails(
             fallback,
             inputs.resolved.policies.precision.compute_dtype,
             compares=compares,
+            on_any=_on_any if _need_each_other(inputs.resolved) else bool,
         )
     told = gather_to_all((socket.gethostname(), found))
     failed = [(rank, host, reason) for rank, (host, reason) in enumerate(told) if reason is not None]
@@ -80,6 +81,15 @@ def _what_fails(
     if env.world_size == 1:
         return reason
     return f"{reason}; so on rank {rank} of {host}, and on {len(failed)} of {env.world_size} ranks in all"
+
+
+def _need_each_other(resolved: Resolved) -> bool:
+    """Whether a rank's layers wait for other ranks."""
+    return resolved.policies.context.shares_rows or resolved.policies.layout.mesh_shape[1] > 1
+
+
+def _on_any(found: bool) -> bool:
+    return any(gather_to_all(found))
 
 
 def first_batch(inputs: Inputs, collate: Callable[[int], Any], env: Environment) -> MicroBatch | Unreadable:

@@ -40,7 +40,9 @@ MOST_IN_DOUBT = 0.95
 """The largest share of tokens whose experts a rounding may change."""
 
 
-def difference_compiled(call: LayerCall, dtype: torch.dtype) -> str | None:
+def difference_compiled(
+    call: LayerCall, dtype: torch.dtype, on_any: Callable[[bool], bool] = lambda found: found
+) -> str | None:
     """What is wrong if the compiled layer is further from the written one than roundings explain, as a clause. Every
     rank must call this for the same layers, in the same order.
 
@@ -48,9 +50,11 @@ def difference_compiled(call: LayerCall, dtype: torch.dtype) -> str | None:
 
     Args:
         dtype: that products are computed in. Hidden states may be kept in a finer one.
+        on_any: whether it was found on any of the ranks that the layer needs to compute (shards of weights, shared
+            rows): one that tried once more by itself would wait for them.
     """
     trial = _Trial(call, dtype)
-    if trial.is_noisy():
+    if on_any(trial.is_noisy()):
         # Without its dropout the layer is another graph, and so compiled once more.
         with _evaluated(call.layer):
             trial = _Trial(call, dtype)
@@ -101,7 +105,7 @@ class _Trial:
     def is_noisy(self) -> bool:
         """Whether the outputs of the layer as it was written move by more than roundings explain."""
         most = {name: NOISY * self._unit * size for name, size in self._sizes.items() if name.startswith("output")}
-        return any(self._is_beyond(self._noise[name], allowed).any() for name, allowed in most.items())
+        return any(bool(self._is_beyond(self._noise[name], allowed).any()) for name, allowed in most.items())
 
     def difference(self) -> str | None:
         """What is wrong, as a clause: the first result that is too far apart."""

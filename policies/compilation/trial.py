@@ -25,6 +25,7 @@ def what_fails_compiled(
     dtype: torch.dtype,
     *,
     compares: bool = True,
+    on_any: Callable[[bool], bool] = lambda found: found,
 ) -> str | None:
     """Why the layers of this model are not to be compiled, as a clause about the first that fails; None if none does.
 
@@ -37,6 +38,7 @@ def what_fails_compiled(
         fallback: calls the layers.
         dtype: that products are computed in.
         compares: False: only try whether they compile.
+        on_any: as of `policies.compilation.proof.difference_compiled`.
     """
     state, training = rng_state(), model.training
     buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
@@ -45,7 +47,7 @@ def what_fails_compiled(
         with fallback.trying() as failures:
             for call in calls_of(one_of_each_kind(layers), run):
                 had_failed = bool(failures)
-                reason = _failure(model, call, dtype if compares else None)
+                reason = _failure(model, call, dtype if compares else None, on_any)
                 if failures and not had_failed:
                     failures[0] = f"{call} does not compile ({failures[0]})"
                 elif reason and not failures:
@@ -64,13 +66,15 @@ def what_fails_compiled(
         set_rng_state(state)
 
 
-def _failure(model: nn.Module, call: LayerCall, dtype: torch.dtype | None) -> str | None:
+def _failure(
+    model: nn.Module, call: LayerCall, dtype: torch.dtype | None, on_any: Callable[[bool], bool]
+) -> str | None:
     """What is wrong with a layer that compiles, as a clause; None for `dtype`: it is not compared."""
     try:
         if dtype is None:
             run_both_ways(call)
             return None
-        difference, num_again = difference_compiled(call, dtype), num_compiled_again(call)
+        difference, num_again = difference_compiled(call, dtype, on_any), num_compiled_again(call)
     except Exception as error:
         if what_ran_out(error):
             raise

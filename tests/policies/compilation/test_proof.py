@@ -20,6 +20,7 @@ from transformers import (
 )
 
 from policies.adapters.lora_layers import use_lean_forward
+from policies.compilation import proof
 from policies.compilation.layer_calls import calls_of, one_of_each_kind
 from policies.compilation.layers import EagerFallback, compile_layers, num_compiled
 from policies.compilation.routing import Choice, RouterChoices, near_ties
@@ -177,6 +178,30 @@ def test_layers_that_branch_by_their_values_are_not_compiled(monkeypatch: pytest
     monkeypatch.setattr(mlp, "forward", forward)
     found = tried(model)
     assert found == "model.layers.3 (LlamaDecoderLayer) is compiled again for other tokens of the same number"
+
+
+def test_ranks_that_need_each_other_try_a_layer_equally_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One whose outputs moved too much tried it once more by itself, and waited for the others' part of its rows."""
+    trials, found = list[object](), list[bool]()
+
+    class Counted(proof._Trial):
+        def __init__(self, *args: Any) -> None:
+            trials.append(args)
+            super().__init__(*args)
+
+    def on_any(here: bool) -> bool:
+        found.append(here)
+        return True
+
+    monkeypatch.setattr(proof, "_Trial", Counted)
+    for of_others, num_trials in ((bool, 1), (on_any, 2)):
+        trials.clear()
+        model = make("llama")
+        layers, fallback = compiled(model)
+        run = functools.partial(model, input_ids=ids_of(0, 40), use_cache=False)
+        assert what_fails_compiled(model, layers, run, fallback, torch.float32, on_any=of_others) is None
+        assert len(trials) == num_trials
+    assert found == [False]
 
 
 def test_dropout_does_not_hide_a_mistake(monkeypatch: pytest.MonkeyPatch) -> None:
