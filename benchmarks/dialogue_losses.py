@@ -14,7 +14,6 @@ import argparse
 import tempfile
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from benchmarks.runs.launch import launch
 from benchmarks.runs.measurements import read_events
@@ -22,12 +21,12 @@ from benchmarks.runs.shapes import make_shape
 from benchmarks.training_speed import ROWS, Workload
 
 DIALOGUES = ["--dataset", "samsum_dataset", "--samsum_dataset.data_path", "datasets/samples/dialogue_summary"]
-WAYS = {
+WAYS: dict[str, list[str]] = {
     "default": [],
     "uncompiled": ["--compile", "False"],
     "transformers' attention": ["--use_fast_kernels", "False", "--compile", "False"],
-    "padded": ["--batching_strategy", "padding"],
 }
+PADDED = ["--batching_strategy", "padding"]
 UNTRAINED = ["--lr", "1e-12"]
 
 
@@ -61,12 +60,9 @@ def line(name: str, row: Workload, steps: int) -> str:
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         make_shape(folder / row.shape, row.shape)
-        found: dict[str, Any] = {}
-        for way, flags in WAYS.items():
-            if way != "padded":
-                found[way], _ = losses(row, flags, steps, folder)
+        found = {way: losses(row, flags, steps, folder)[0] for way, flags in WAYS.items()}
         _, packed = losses(row, UNTRAINED, 1, folder)
-        _, padded = losses(row, [*WAYS["padded"], *UNTRAINED], 1, folder)
+        _, padded = losses(row, [*PADDED, *UNTRAINED], 1, folder)
     default = found.pop("default")
     apart = [max(abs(a - b) / b for a, b in zip(default, other, strict=True)) for other in found.values()]
     cells = [name, f"{default[0]:.4f} -> {default[-1]:.4f}", *(f"{most:.1e}" for most in apart)]

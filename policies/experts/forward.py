@@ -65,14 +65,15 @@ def experts_forward(
     first, second = weight_names(experts)
     inner = _with_bias(experts, first, _multiply(experts, first, rows, order), order)
     inner = experts._apply_gate(inner) if experts.has_gate else experts.act_fn(inner)
-    if getattr(experts, "has_post_expert_norm", False):
+    has_norm = getattr(experts, "has_post_expert_norm", False)
+    if has_norm:
         outputs = _with_bias(experts, second, _multiply(experts, second, inner, order), order)
         outputs = experts.post_expert_norm(outputs) * weights
     else:
         # Weighted here, where rows are narrower than outputs, which backward then need not keep.
         outputs = _multiply(experts, second, (inner * weights).to(inner.dtype), order)
     summed = tokens_of_rows(outputs.to(hidden_states.dtype), order.order, order.places, hidden_states.shape[0])
-    if experts.has_bias and not getattr(experts, "has_post_expert_norm", False):
+    if experts.has_bias and not has_norm:
         bias = getattr(experts, f"{second}_bias")
         summed = (summed + _weighted_bias(bias, top_k_index, top_k_weights)).to(summed.dtype)
     return summed

@@ -11,11 +11,10 @@ from typing import Any
 
 import pytest
 import torch
-import transformers
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tests.helpers.aot_eager import with_aot_eager
-from tests.helpers.families import LLAMA_LIKE
+from tests.helpers.families import MIXTURE_WITH_ROUTER_LOSS
 from tests.helpers.processes import ProcessGroup, log_lines, read_metrics
 from tests.helpers.resuming import as_if_killed_after, flags_of, results
 
@@ -87,17 +86,8 @@ def test_so_they_are_with(settings: str, tiny_model: Path, process_group: Proces
 def test_experts_are_evened_out_over_all_ranks(
     batching: str, tiny_model: Path, process_group: ProcessGroup, tmp_path: Path
 ) -> None:
-    config = transformers.Qwen3MoeConfig(
-        **LLAMA_LIKE,
-        num_experts=8,
-        num_experts_per_tok=2,
-        moe_intermediate_size=24,
-        head_dim=8,
-        output_router_logits=True,
-        router_aux_loss_coef=2.0,
-    )
     torch.manual_seed(0)
-    AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(tmp_path / "model")
+    AutoModelForCausalLM.from_config(MIXTURE_WITH_ROUTER_LOSS, dtype=torch.float32).save_pretrained(tmp_path / "model")
     AutoTokenizer.from_pretrained(tiny_model).save_pretrained(tmp_path / "model")
     for name, ranks, shared in (("whole", 1, ()), ("shared", 2, (*BY_TWO, "--enable_fsdp"))):
         flags = flags_of(tmp_path / "model", tmp_path / name, "--batching_strategy", batching, *shared)

@@ -10,19 +10,10 @@ import torch
 import transformers
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from tests.helpers.families import LLAMA_LIKE
+from tests.helpers.families import LLAMA_LIKE, MIXTURE_WITH_ROUTER_LOSS
 from tests.helpers.processes import Outcome, ProcessGroup, log_lines, read_metrics, train_events
 from tests.helpers.resuming import NUM_STEPS, as_if_killed_after, assert_bit_equal, flags_of, weights
 
-CONFIG = transformers.Qwen3MoeConfig(
-    **LLAMA_LIKE,
-    num_experts=8,
-    num_experts_per_tok=2,
-    moe_intermediate_size=24,
-    head_dim=8,
-    output_router_logits=True,
-    router_aux_loss_coef=2.0,
-)
 TOLERANCE = 2e-5
 
 
@@ -30,7 +21,7 @@ TOLERANCE = 2e-5
 def mixture(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("mixture") / "model"
     torch.manual_seed(0)
-    AutoModelForCausalLM.from_config(CONFIG, dtype=torch.float32).save_pretrained(folder)
+    AutoModelForCausalLM.from_config(MIXTURE_WITH_ROUTER_LOSS, dtype=torch.float32).save_pretrained(folder)
     AutoTokenizer.from_pretrained(tiny_model).save_pretrained(folder)
     return folder
 

@@ -15,6 +15,15 @@ from tests.helpers.small_configs import COMMON, GPT2, GPT_NEOX, OPT, SMALL
 VOCAB = 600
 LLAMA_LIKE = SMALL | {"vocab_size": VOCAB}
 ATTENTION = ("q_proj", "v_proj")
+MIXTURE_WITH_ROUTER_LOSS = transformers.Qwen3MoeConfig(
+    **LLAMA_LIKE,
+    num_experts=8,
+    num_experts_per_tok=2,
+    moe_intermediate_size=24,
+    head_dim=8,
+    output_router_logits=True,
+    router_aux_loss_coef=2.0,
+)
 
 
 @dataclass(frozen=True)
