@@ -1,7 +1,7 @@
 """Losses on the shipped dialogues, as a run chooses to compute them and as it need not: the models of today.
 
     python -m benchmarks.dialogue_losses --rows qwen3-moe-lora gpt-oss-lora-packed     # rows of training_speed
-    python -m benchmarks.dialogue_losses --rows tiny-lora --length 64                   # a CPU
+    python -m benchmarks.dialogue_losses --rows tiny-lora --length 256                  # a CPU
 
 Each row trains twenty steps by default flags, uncompiled, and by transformers' own attention; their batches are the
 same, so are their losses. Packed rows and padded ones hold other dialogues in a step, so the loss of all of them is
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -36,7 +37,7 @@ def losses(row: Workload, flags: list[str], steps: int, folder: Path) -> tuple[l
     Raises:
         RuntimeError: the run failed.
     """
-    output = folder / "run"
+    output = Path(tempfile.mkdtemp(dir=folder))
     words = ["--model_name", str(folder / row.shape), "--random_weights", "--output_dir", str(output), "--overwrite"]
     words += [*DIALOGUES, "--context_length", str(row.length), "--batch_size_training", str(row.micro_batch)]
     words += ["--max_train_step", str(steps), "--num_epochs", "100", "--save_model", "False"]
@@ -55,14 +56,15 @@ def _but(words: list[str], others: list[str]) -> list[str]:
     return [word for part in parts if part[0] not in others for word in part]
 
 
-def line(name: str, row: Workload, steps: int) -> str:
-    """A row of the table."""
-    with tempfile.TemporaryDirectory() as temporary:
+def line(name: str, row: Workload, steps: int, at_once: int) -> str:
+    """A row of the table; so many of its runs share the GPU."""
+    with tempfile.TemporaryDirectory() as temporary, ThreadPoolExecutor(at_once) as pool:
         folder = Path(temporary)
         make_shape(folder / row.shape, row.shape)
-        found = {way: losses(row, flags, steps, folder)[0] for way, flags in WAYS.items()}
-        _, packed = losses(row, UNTRAINED, 1, folder)
-        _, padded = losses(row, [*PADDED, *UNTRAINED], 1, folder)
+        runs = {way: pool.submit(losses, row, flags, steps, folder) for way, flags in WAYS.items()}
+        untrained = [pool.submit(losses, row, [*UNTRAINED, *flags], 1, folder) for flags in ([], PADDED)]
+        found = {way: run.result()[0] for way, run in runs.items()}
+        packed, padded = (run.result()[1] for run in untrained)
     default = found.pop("default")
     apart = [max(abs(a - b) / b for a, b in zip(default, other, strict=True)) for other in found.values()]
     cells = [name, f"{default[0]:.4f} -> {default[-1]:.4f}", *(f"{most:.1e}" for most in apart)]
@@ -74,12 +76,13 @@ def main() -> None:
     parser.add_argument("--rows", nargs="+", choices=sorted(ROWS), required=True)
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--length", type=int, help="tokens of a row, instead of the row's")
+    parser.add_argument("--at_once", type=int, default=1, help="runs that share the GPU: losses need no quiet")
     options = parser.parse_args()
     print("| row | losses | uncompiled, at most apart | transformers' attention | padded, before training |")
     print("|---|---|---|---|---|", flush=True)
     for name in options.rows:
         row = replace(ROWS[name], length=options.length or ROWS[name].length)
-        print(line(name, row, options.steps), flush=True)
+        print(line(name, row, options.steps, options.at_once), flush=True)
 
 
 if __name__ == "__main__":
