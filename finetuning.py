@@ -36,7 +36,7 @@ from policies.guarded_step import guarded_step
 from policies.optimizers.offload import last_gradients
 from policies.sharding import micro_batch_context, reshard
 from preparation import results
-from preparation.building import Trainable
+from preparation.building import Evaluated, Trainable
 from preparation.load_only import load_only
 from preparation.prepare import Job, prepare
 from ranks.collectives import sum_on_host
@@ -191,8 +191,8 @@ def queue_step(job: Job, micro_batches: list[MicroBatch], wait: DataWait, *, end
     """
     trainable, env, state, reporter = job.trainable, job.env, job.state, job.reporter
     state.step += 1
-    # Label tokens of the global batch, over all ranks and micro-batches. Every micro-batch divides by this one count,
-    # so the loss is the global mean however the batch is cut.
+    # Terms of the global batch's loss, such as label tokens, over all ranks and micro-batches. Every micro-batch is
+    # divided by this one count, so the loss is the global mean however the batch is cut.
     counts = count_globally(micro_batches)
     lr = float(trainable.scheduler.get_last_lr()[0])
     with (
@@ -201,7 +201,7 @@ def queue_step(job: Job, micro_batches: list[MicroBatch], wait: DataWait, *, end
         trainable.routing.step(counts),
     ):
         numbers = train_step(
-            trainable, micro_batches, counts.num_label_tokens, env.device, env.world_size, reporter.on_phase
+            trainable, micro_batches, counts.num_loss_terms, env.device, env.world_size, reporter.on_phase
         )
     trainable.scheduler.step()
     return QueuedStep(record, numbers)
@@ -210,7 +210,7 @@ def queue_step(job: Job, micro_batches: list[MicroBatch], wait: DataWait, *, end
 def train_step(
     trainable: Trainable,
     micro_batches: Sequence[MicroBatch],
-    num_label_tokens: float,
+    num_loss_terms: float,
     device: torch.device,
     world_size: int,
     on_phase: Callable[[str], None] = lambda phase: None,
@@ -221,7 +221,7 @@ def train_step(
     out an update by themselves.
 
     Args:
-        num_label_tokens: of the global batch, all ranks and micro-batches included.
+        num_loss_terms: of the global batch, all ranks and micro-batches included.
         device: computes; parameters may live elsewhere.
         on_phase: called at each of `reporting.memory_phases.PHASES`.
 
@@ -234,9 +234,9 @@ def train_step(
     """
     model, optimizer, scaler = trainable.model, trainable.optimizer, trainable.scaler
     losses = []
-    # DDP and FSDP average gradients over ranks. Times the world size that is their sum, and divided by the label tokens
-    # of the global batch it is the gradient of the global mean.
-    loss_grad = world_size * scaler.scale / max(1.0, num_label_tokens)
+    # DDP and FSDP average gradients over ranks. Times the world size that is their sum, and divided by the terms of the
+    # global batch's loss it is the gradient of the global mean.
+    loss_grad = world_size * scaler.scale / max(1.0, num_loss_terms)
     on_phase("before_forward")
     for index, batch in enumerate(micro_batches):
         is_last = index == len(micro_batches) - 1
@@ -247,7 +247,7 @@ def train_step(
             if index == 0:
                 on_phase("after_forward")
             (loss * loss_grad).backward()  # fp16's loss scale is in loss_grad, so small gradients survive
-        losses.append(loss.detach() / max(1.0, num_label_tokens))
+        losses.append(loss.detach() / max(1.0, num_loss_terms))
     on_phase("after_backward")
     loss = torch.stack(losses).sum()
     torch.distributed.all_reduce(loss)  # every rank has the same loss, and so takes the same branches below
@@ -285,7 +285,7 @@ def finish_step(job: Job, queued: QueuedStep, *, is_late: bool = False) -> None:
         loss, grad_norm = queued.numbers.read()
     ready_at = queued.numbers.ready_at if is_late else None
     seconds = job.reporter.step_ended(record, state.epoch, loss, grad_norm, ready_at=ready_at)
-    state.count_step(seconds, loss, record.counts.num_label_tokens, record.counts.num_tokens)
+    state.count_step(seconds, loss, record.counts.num_loss_terms, record.counts.num_tokens)
     state.epoch_end_due, state.eval_due = record.ends_epoch, results.eval_is_due(job, record)
     results.watch_loss(job, record.step, loss)
     job.saver.after_step()
@@ -317,29 +317,29 @@ def validate(job: Job, eval_loader: StepLoader, stopping: StopRequests) -> float
     steps = stopping.until_asked(job.watchdog.each(eval_loader.epoch(0), job.state.step, "evaluating"))
     with phase("evaluating"):
         bar = progress_bar("eval", steps, total=len(eval_loader), leave=False)
-        loss, num_label_tokens = evaluate(job.trainable, bar, job.env.device)
-    if steps.cut_short or not results.report_evaluation(job, loss, num_label_tokens, stopping):
+        evaluated = evaluate(job.trainable, bar, job.env.device)
+    if steps.cut_short or not results.report_evaluation(job, evaluated, stopping):
         return None
-    return loss
+    return evaluated.loss
 
 
 @torch.no_grad()
-def evaluate(trainable: Trainable, steps: Iterable[list[MicroBatch]], device: torch.device) -> tuple[float, int]:
-    """The mean loss over the label tokens of the validation set, and their number."""
+def evaluate(trainable: Trainable, steps: Iterable[list[MicroBatch]], device: torch.device) -> Evaluated:
+    """The loss over the validation set, and the sums that the task's own figures are made of."""
     model = trainable.model
     model.eval()
-    total = torch.zeros((), device=device)
+    total = torch.zeros(1, device=device)
     count = 0
     for micro_batches in steps:
         for batch in micro_batches:
             # Every rank evaluates every batch, an empty one if its rows ran out: under FSDP each forward gathers
             # weights from all ranks, so a rank with fewer batches would leave the others waiting.
-            total += trainable.summed_loss(model, batch.to(device))
-            count += batch.num_label_tokens
+            total = total + trainable.eval_sums(model, batch.to(device))
+            count += batch.num_loss_terms
     model.train()
     reshard(model)  # without a backward, gathered weights would stay in memory
-    loss_sum, num_label_tokens = sum_on_host(total.item(), count)
-    return loss_sum / max(1.0, num_label_tokens), int(num_label_tokens)
+    loss_sum, *own_sums, num_loss_terms = sum_on_host(*total.tolist(), count)
+    return Evaluated(loss_sum / max(1.0, num_loss_terms), int(num_loss_terms), own_sums)
 
 
 if __name__ == "__main__":

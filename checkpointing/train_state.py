@@ -17,7 +17,7 @@ class TrainState:
     eval_due: bool = False  # still to be done after `step`, as is the end of the epoch if it is due
     epoch_end_due: bool = False
     epoch_loss_sum: float = 0.0
-    epoch_label_tokens: int = 0
+    epoch_label_tokens: int = 0  # or what else the loss is a mean over; checkpoints have had the name since the first
     epoch_seconds: float = 0.0
     num_tokens: int = 0  # trained on so far
     seconds: float = 0.0  # of steps and evaluations, over all sessions of the run
@@ -33,11 +33,11 @@ class TrainState:
         """The epoch that `step` was made in; 0 before the first step."""
         return self.epoch - (self.step_of_epoch == 0) if self.step else 0
 
-    def count_step(self, seconds: float, loss: float, num_label_tokens: int, num_tokens: int) -> None:
+    def count_step(self, seconds: float, loss: float, num_loss_terms: int, num_tokens: int) -> None:
         """Count the step that has just ended; `step` includes it already."""
         self.step_of_epoch += 1
-        self.epoch_loss_sum += loss * num_label_tokens
-        self.epoch_label_tokens += num_label_tokens
+        self.epoch_loss_sum += loss * num_loss_terms
+        self.epoch_label_tokens += num_loss_terms
         self.num_tokens += num_tokens
         self.count_seconds(seconds)
 

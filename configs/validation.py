@@ -177,8 +177,6 @@ def _check_generation(config: RunConfig) -> None:
     for field in ("num_beams", "max_new_tokens", "max_generate_samples"):
         if config.was_given(f"train_config.{field}"):
             raise ConfigError(f"--{field}: nothing is generated without --eval_generate; add it, or leave this out")
-    if train.best_metric != "eval_loss":
-        raise ConfigError(f"--best_metric: {train.best_metric} needs --eval_generate; add it, or leave this out")
 
 
 def _check_places(config: RunConfig) -> None:

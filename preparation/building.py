@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import nn
@@ -35,10 +35,18 @@ from utils.processor_type import Processor
 
 
 class SummedLoss(Protocol):
-    """The loss of a task: a sum over the label tokens of a micro-batch."""
+    """The loss of a task: a sum over the terms of a micro-batch (`tasks.task.Task.MEAN_OVER`)."""
 
     def __call__(self, model: nn.Module, batch: MicroBatch, loss_grad: float | None = None) -> torch.Tensor:
         """Returns a scalar. `loss_grad` is the gradient that backward will bring (`policies.loss.summed_loss`)."""
+
+
+class Evaluated(NamedTuple):
+    """An evaluation of the whole validation set, over all ranks."""
+
+    loss: float  # the mean over its terms
+    num_loss_terms: int
+    sums: Sequence[float]  # that `tasks.task.Task.eval_figures` takes
 
 
 @dataclass(frozen=True)
@@ -46,6 +54,7 @@ class Trainable(Trained):
     """All that an optimizer step uses besides its data: the model, its loss, its optimizer, schedule and loss scale."""
 
     summed_loss: SummedLoss
+    eval_sums: Callable[[nn.Module, MicroBatch], torch.Tensor]  # `tasks.task.Task.eval_sums`
     accumulation: Accumulation  # of the gradients of a step's micro-batches
     max_norm: float | None  # clip the gradient norm to this; None: no clipping
 
@@ -118,6 +127,7 @@ def build(built: BuiltModel, inputs: Inputs, env: Environment) -> TrainingParts:
         scheduler=build_scheduler(optimizer, train, steps_per_epoch=len(loaders.train), num_steps=inputs.num_steps),
         scaler=LossScaler(active=precision.scales_loss),
         summed_loss=built.routing.watching(task.summed_loss),
+        eval_sums=built.routing.watching(task.eval_sums),
         accumulation=choose_accumulation(*how_reduced),
         max_norm=train.gradient_clipping_threshold if train.gradient_clipping else None,
         routing=built.routing,

@@ -136,6 +136,7 @@ def open_reporter(
         ),
         metrics=metrics,
         samples=samples,
+        mean_over=inputs.resolved.task.MEAN_OVER,
         compiles=bool(config.train_config.compile),
     )
 

@@ -13,6 +13,7 @@ from evaluation.measure import Answer
 from evaluation.measures import deciding_figure, measure
 from planning.against_run import compare_with_plan
 from policies.finite import weights_not_finite
+from preparation.building import Evaluated
 from preparation.prepare import Job
 from ranks.collectives import gather_to_all, on_rank_zero
 from reporting.card.card_file import CARD, renew_card
@@ -78,11 +79,8 @@ def stopped_improving(job: Job) -> bool:
     return 0 < patience <= job.state.evals_since_best
 
 
-def report_evaluation(job: Job, loss: float, num_label_tokens: int, stopping: StopRequests) -> bool:
+def report_evaluation(job: Job, evaluated: Evaluated, stopping: StopRequests) -> bool:
     """Generate answers if asked to, report the evaluation, and save the weights if they are the best so far.
-
-    Args:
-        loss: mean over the label tokens of the validation set.
 
     Returns:
         False if a stop came first; then nothing is reported.
@@ -91,13 +89,21 @@ def report_evaluation(job: Job, loss: float, num_label_tokens: int, stopping: St
     answers = _generate_answers(job, stopping)
     if answers is None:
         return False
+    loss, own = evaluated.loss, job.task.eval_figures(evaluated.sums, evaluated.num_loss_terms)
     figures = measure(answers)
     samples = job.generation.shown(answers, tuple(job.config.sources)) if job.generation else []
     of_experts = job.trainable.routing.take_loads()
     job.reporter.evaluated(
-        state.step, state.epoch_of_step, loss, num_label_tokens, figures, samples, of_experts=of_experts
+        state.step,
+        state.epoch_of_step,
+        loss,
+        evaluated.num_loss_terms,
+        own,
+        figures,
+        samples,
+        of_experts=of_experts,
     )
-    decisive = deciding_figure(figures, train_config.best_metric)  # None if the loss decides
+    decisive = deciding_figure(own | figures, train_config.best_metric, job.task)  # None if the loss decides
     is_best = state.is_best(loss, decisive)
     if state.step > 0:
         state.evals_since_best = 0 if is_best else state.evals_since_best + 1

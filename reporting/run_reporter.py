@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from configs.tracking import TrackingConfig
-from data.batches.counts import BatchCounts
+from data.batches.counts import LABEL_TOKENS, BatchCounts
 from ranks.collectives import gather_to_all
 from ranks.environment import Environment, print_rank_zero
 from reporting.communication import CommunicationRecorder, StepCommunication
@@ -122,16 +122,19 @@ class RunReporter:
         *,
         metrics: MetricsFile,
         samples: MetricsFile,
+        mean_over: str,
         compiles: bool,
     ) -> None:
         """
         Args:
             folder: the run's.
             samples: the file of generated samples.
+            mean_over: what losses are means over (`tasks.task.Task.MEAN_OVER`).
             compiles: whether the first step compiles the model, which takes long.
         """
         self.tracking, self.env, self.folder, self.span = tracking, env, folder, span
         self.metrics, self.samples, self.instruments = metrics, samples, instruments
+        self.mean_over = mean_over
         self.ledger = instruments.ledger
         self.on_phase = self.ledger.record  # for train_step to call at each of PHASES
         self._step = span.after_step  # the last one reported, whatever metrics.jsonl holds of earlier sessions
@@ -223,9 +226,11 @@ class RunReporter:
             "step": step,
             "epoch": epoch,
             "loss": loss,
-            "perplexity": perplexity(loss),
+            **self._perplexity(loss),
             "grad_norm": grad_norm,
             "lr": record.lr,
+            f"num_{self.mean_over}": counts.num_loss_terms,
+            # The same, unless the loss is a mean over something else.
             "num_label_tokens": counts.num_label_tokens,
             "num_tokens": counts.num_tokens,
             "step_seconds": seconds,
@@ -250,6 +255,10 @@ class RunReporter:
         self._bar.set_postfix_str(f"{clock(seconds_left)} left, loss {loss:.4f}", refresh=False)
         self._bar.update()
         return seconds
+
+    def _perplexity(self, loss: float) -> dict[str, float]:
+        """exp(loss) is one for the loss of tokens alone."""
+        return {"perplexity": perplexity(loss)} if self.mean_over == LABEL_TOKENS else {}
 
     def _pinning(self, step: int) -> dict[str, float]:
         """Of the session's first step: the host memory that was pinned, and the step's wait for it."""
@@ -287,7 +296,8 @@ class RunReporter:
         step: int,
         epoch: int,
         loss: float,
-        num_label_tokens: int,
+        num_loss_terms: int,
+        of_task: Mapping[str, float],
         of_answers: Mapping[str, float],
         samples: Sequence[Mapping[str, Any]],
         *,
@@ -296,16 +306,20 @@ class RunReporter:
         """Write the `eval` event and its log lines, and some generated samples.
 
         Args:
+            of_task: its own figures by name (`tasks.task.Task.eval_figures`).
             of_answers: figures by name (`evaluation.measures`); empty if nothing was generated.
             samples: as `reporting.samples` prints them.
             of_experts: figures by name (`reporting.expert_line`); empty without a mixture of experts.
         """
-        figures = {"step": step, "epoch": epoch, "loss": loss, "perplexity": perplexity(loss)}
-        self.metrics.write("eval", **figures, num_label_tokens=num_label_tokens, **of_answers, **of_experts)
+        figures: dict[str, float] = {"step": step, "epoch": epoch, "loss": loss, **self._perplexity(loss)}
+        figures[f"num_{self.mean_over}"] = num_loss_terms
+        self.metrics.write("eval", **figures, **of_task, **of_answers, **of_experts)
         for sample in samples:
             self.samples.write("sample", step=step, **sample)
-        line = f"eval | step {step} | epoch {epoch} | loss {loss:.4f} | perplexity "
-        line += shown_perplexity(figures["perplexity"], 3)
+        line = f"eval | step {step} | epoch {epoch} | loss {loss:.4f}"
+        if "perplexity" in figures:
+            line += f" | perplexity {shown_perplexity(figures['perplexity'], 3)}"
+        line += "".join(f" | {name} {value:.4f}" for name, value in of_task.items())
         line += "".join(f" | {name} {value:.2f}" for name, value in of_answers.items())
         if samples:
             self.say("\n".join(sample_lines(samples[:NUM_PRINTED])))
@@ -316,7 +330,7 @@ class RunReporter:
     def epoch_ended(self, epoch: int, seconds: float, train_loss: float, eval_loss: float | None) -> None:
         """Write the `epoch` event and its line."""
         self.metrics.write("epoch", epoch=epoch, seconds=seconds, train_loss=train_loss, eval_loss=eval_loss)
-        self.say(epoch_line(epoch, seconds, train_loss, eval_loss))
+        self.say(epoch_line(epoch, seconds, train_loss, eval_loss, of_tokens=self.mean_over == LABEL_TOKENS))
 
     def checkpoint(self, *, step: int, seconds: float, blocked_seconds: float, bytes: int) -> None:
         """Write the `checkpoint` event, and run.yaml again if it is gone: a resumed run needs it, too."""

@@ -12,6 +12,7 @@ from configs.run import RunConfig
 from configs.training import TrainConfig
 from data.batches.layout import BatchLayout
 from data.batches.padding import PaddedWidth
+from evaluation.measures import check_best_metric
 from policies.activations.checkpointing import Checkpointing, with_default_mode
 from policies.activations.offloading import Offloaded
 from policies.adapters.folder import find_saved_adapter
@@ -137,6 +138,7 @@ def resolve(
     base_dtype = cast("torch.dtype | None", model_config.dtype)  # building the model puts that of training there
     task = find_task(model_config, config.train_config.task)
     task.check_config(model_config, config.train_config.model_name)
+    check_best_metric(config.train_config, task)
     check_shared_rows(context, config, model_config, is_causal_task=task.PACKS)
     config = keep_documents_apart(settings_of_task(config, task), model_config, precision, env.device_facts)
     config = with_default_targets(config, model_config)

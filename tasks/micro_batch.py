@@ -23,6 +23,13 @@ class TensorBatch:
     # Asked for by mixtures of experts alone, and no encoder-decoder that trains is one.
     row_lengths: torch.Tensor | None = None
 
+    num_label_tokens: int
+
+    @property
+    def num_loss_terms(self) -> int:
+        """By default the loss is a mean over label tokens."""
+        return self.num_label_tokens
+
     def to(self, device: torch.device) -> Self:
         # From pinned memory the copy is queued, and the host goes on.
         return self._map(lambda tensor: tensor.to(device, non_blocking=True))

@@ -18,7 +18,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from configs.run import RunConfig
 from configs.training import TrainConfig
-from data.batches.counts import BatchCounts
+from data.batches.counts import LABEL_TOKENS, BatchCounts
 from data.batches.packing import Offsets
 from data.batches.padding import PaddedWidth
 from data.batches.step_loader import Unreadable
@@ -38,6 +38,11 @@ class MicroBatch(Protocol):
     @property
     def num_tokens(self) -> int:
         """Input tokens, without padding."""
+
+    @property
+    def num_loss_terms(self) -> int:
+        """The terms of the batch's loss, which is a sum: see `Task.MEAN_OVER`. Those of all ranks and micro-batches
+        divide it."""
 
     @property
     def num_label_tokens(self) -> int: ...
@@ -124,6 +129,13 @@ class Task(ABC, Generic[Batch]):
     PACKS: ClassVar[bool] = False
     """Whether several sequences may share a row."""
 
+    MEAN_OVER: ClassVar[str] = LABEL_TOKENS
+    """What the loss is a mean over, in the global batch: each is a term of `summed_loss`, and a batch has so many
+    `num_loss_terms`. The metrics give their number as num_ and this. Only the loss of tokens has a perplexity."""
+
+    EVAL_FIGURES: ClassVar[Mapping[str, bool]] = {}
+    """The names of its own figures of an evaluation (`eval_figures`), and whether higher ones are better."""
+
     OWN_SETTINGS: ClassVar[tuple[str, ...]] = ()
     """The fields of TrainConfig that only tasks which list them take."""
 
@@ -209,13 +221,30 @@ class Task(ABC, Generic[Batch]):
         """The arguments of the model's forward pass over a batch, without those of the loss."""
 
     def summed_loss(self, model: nn.Module, batch: Batch, loss_grad: float | None = None) -> torch.Tensor:
-        """The sum of the cross-entropy over the batch's label tokens, fp32 scalar.
+        """The sum of the loss over the batch's terms (MEAN_OVER), fp32 scalar; by default label tokens' cross-entropy.
+
+        A batch of padding alone, as ranks without rows get it, has the sum 0, with zero gradients.
 
         Args:
             model: wrapped and sharded as the run has it; call it once.
             loss_grad: the gradient of the loss that `backward` will bring (`policies.loss.summed_loss`).
         """
         return self._loss(model, batch, loss_grad=loss_grad)
+
+    def eval_sums(self, model: nn.Module, batch: Batch) -> torch.Tensor:
+        """Sums over a batch of the validation set, [1 + n] on the device: `summed_loss`, and n for `eval_figures`.
+
+        They are added up over batches and ranks, so counts should be exact (fp64). Call the model once.
+        """
+        return self.summed_loss(model, batch)[None]
+
+    def eval_figures(self, sums: Sequence[float], num_loss_terms: int) -> dict[str, float]:
+        """The task's own figures of an evaluation, named in EVAL_FIGURES, as far as they are defined.
+
+        Args:
+            sums: those n of `eval_sums`, over the whole validation set.
+        """
+        return {}
 
     @torch.no_grad()
     def token_losses(self, model: nn.Module, batch: Batch) -> torch.Tensor:

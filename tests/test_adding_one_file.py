@@ -61,6 +61,8 @@ TASK = '''"""A causal model whose loss is half of the usual one."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import nn
 
@@ -70,9 +72,17 @@ from tasks.causal_lm import CausalLM
 
 class HalfLoss(CausalLM):
     NAME = "half_loss"
+    EVAL_FIGURES = {"rows_off": False}
 
     def summed_loss(self, model: nn.Module, batch: CausalMicroBatch, loss_grad: float | None = None) -> torch.Tensor:
         return super().summed_loss(model, batch, None if loss_grad is None else loss_grad / 2) / 2
+
+    def eval_sums(self, model: nn.Module, batch: CausalMicroBatch) -> torch.Tensor:
+        loss = self.summed_loss(model, batch)
+        return torch.stack([loss, loss.new_tensor(len(batch.source_rows))])
+
+    def eval_figures(self, sums: Sequence[float], num_loss_terms: int) -> dict[str, float]:
+        return {"rows_off": sums[0] / num_loss_terms}
 '''
 
 METRIC = '''"""How many letters an answer has more or less than its reference."""
@@ -140,6 +150,7 @@ def test_an_added_format_task_and_metric_train(copy: Path, tiny_model: Path, tmp
     assert "row 17: the question is its answer" in run.stdout
     evals = [event for event in read_metrics(tmp_path / "run") if event["event"] == "eval"]
     assert 2 < evals[0]["loss"] < 4, "half of log(600)"
+    assert all(event["rows_off"] == 4 / event["num_label_tokens"] for event in evals)
     samples = [json.loads(line) for line in (tmp_path / "run/samples.jsonl").read_text().splitlines()]
     before = [sample for sample in samples if sample["step"] == 0]
     assert len(before) == 4

@@ -1,4 +1,4 @@
-"""The counts of a step that its speed and its FLOPs are figured from, and the formulas of attended pairs."""
+"""The counts of a step: what its loss is a mean over, and what its speed and its FLOPs are figured from."""
 
 from __future__ import annotations
 
@@ -10,6 +10,10 @@ Length = TypeVar("Length", int, np.ndarray)
 """Tokens of a sequence, or int64 [sequences] of many."""
 
 
+LABEL_TOKENS = "label_tokens"
+"""What a loss is a mean over, unless its task says otherwise (`tasks.task.Task.MEAN_OVER`)."""
+
+
 class BatchCounts(NamedTuple):
     """The counts of a global batch, over all ranks and micro-batches."""
 
@@ -19,6 +23,7 @@ class BatchCounts(NamedTuple):
     num_decoder_tokens: int = 0  # of num_tokens, those that the decoder of an encoder-decoder reads
     num_decoder_pairs: int = 0  # (query, key) pairs of its self-attention
     num_cross_pairs: int = 0  # (query, key) pairs of its attention to the encoder
+    num_loss_terms: int = 0  # what the loss is a mean over: label tokens, or samples or pairs, as the task says
 
 
 def causal_pairs(length: Length) -> Length:

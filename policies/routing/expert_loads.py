@@ -30,7 +30,7 @@ class Routing:
         """
         self.coefficient = coefficient if routers else 0.0
         self._evaluated_tokens = 0
-        self._num_label_tokens = 0.0
+        self._num_loss_terms = 0.0
         self._inputs = RouterInputs(torch.zeros(0, dtype=torch.bool, device=device))
         shape = (len(routers), routers[0].num_experts if routers else 0)
         num_chosen = routers[0].num_chosen if routers else 0
@@ -65,7 +65,7 @@ class Routing:
         num_layers, num_experts = self.shares.shape
         factor = self.coefficient * num_experts / num_layers / max(1, counts.num_tokens)
         self._pulls.copy_(self.shares * factor)
-        self._num_label_tokens, self._scale = max(1.0, counts.num_label_tokens), 0.0
+        self._num_loss_terms, self._scale = max(1.0, counts.num_loss_terms), 0.0
         yield
         chosen = torch.stack([self._taken(watched) for watched in self._watched])
         dist.all_reduce(chosen)
@@ -73,7 +73,7 @@ class Routing:
             self.shares.copy_(chosen / counts.num_tokens)
 
     def watching(self, summed_loss: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-        """The loss of a task, during which the routers are watched.
+        """The loss of a task, or its sums of an evaluation, during which the routers are watched.
 
         With gradients enabled, backward of the result also brings the gradient of the routers' loss. The result itself
         is the task's loss alone.
@@ -81,20 +81,20 @@ class Routing:
         if not self._watched:
             return summed_loss
 
-        def loss(model: Any, batch: Any, loss_grad: float | None = None) -> torch.Tensor:
-            with self._watching(batch, loss_grad):
-                return summed_loss(model, batch, loss_grad)
+        def loss(model: Any, batch: Any, *loss_grad: float | None) -> torch.Tensor:
+            with self._watching(batch, *loss_grad):
+                return summed_loss(model, batch, *loss_grad)
 
         return loss
 
     @contextmanager
-    def _watching(self, batch: Any, loss_grad: float | None) -> Iterator[None]:
+    def _watching(self, batch: Any, loss_grad: float | None = None) -> Iterator[None]:
         inputs, evaluates = self._inputs, not torch.is_grad_enabled()
         if evaluates:
             self._evaluated_tokens += batch.num_tokens
         elif self.coefficient:
-            # Backward multiplies by the loss's gradient, which is per label token; that of the routers' is per token.
-            self._scale_pulls((1.0 if loss_grad is None else loss_grad) * self._num_label_tokens)
+            # Backward multiplies by the loss's gradient, which is per term of it; that of the routers' is per token.
+            self._scale_pulls((1.0 if loss_grad is None else loss_grad) * self._num_loss_terms)
         if evaluates or self.coefficient:
             self._note_tokens(batch)
             inputs.mode = "evaluation" if evaluates else "training"

@@ -102,6 +102,7 @@ def _trainable(plan: Plan) -> Trainable:
         ConstantLR(optimizer, factor=1.0),
         LossScaler(active=planned.resolved.policies.precision.scales_loss),
         summed_loss=planned.resolved.task.summed_loss,
+        eval_sums=planned.resolved.task.eval_sums,
         accumulation=planned.accumulation,
         max_norm=train.gradient_clipping_threshold if train.gradient_clipping else None,
     )

@@ -79,7 +79,8 @@ def watched(model: Any, coefficient: float = COEFFICIENT) -> tuple[Routing, Any]
 
 
 def counts_of(batches: Sequence[CausalMicroBatch]) -> BatchCounts:
-    return BatchCounts(sum(b.num_label_tokens for b in batches), sum(b.num_tokens for b in batches), 0)
+    num_labels = sum(b.num_label_tokens for b in batches)
+    return BatchCounts(num_labels, sum(b.num_tokens for b in batches), 0, num_loss_terms=num_labels)
 
 
 def gradients(model: Any, routing: Routing, loss: Any, batches: Sequence[CausalMicroBatch]) -> dict[str, torch.Tensor]:

@@ -198,7 +198,8 @@ def test_routers_count_each_token_once_and_their_loss_has_the_same_gradients(nam
             compile_with(model, "aot_eager")
         routing, batch = Routing(routers, coefficient=0.5), make_batch()
         loss = routing.watching(TASK.summed_loss)
-        with routing.step(BatchCounts(batch.num_label_tokens, batch.num_tokens, 0)):
+        num_labels = batch.num_label_tokens
+        with routing.step(BatchCounts(num_labels, batch.num_tokens, 0, num_loss_terms=num_labels)):
             loss(model, batch, 1.0).backward()
         with torch.no_grad():
             loss(model, batch)
