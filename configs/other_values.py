@@ -48,6 +48,7 @@ OTHER_VALUES: dict[str, dict[str, Mapping[str, str]]] = {
         for name, listed in OPTIMIZERS.items()
         for value, others in listed.other_values.items()
     },
+    "loss_type": {name: {"loss_type": "cross_entropy"} for name in ("nll", "chunked_nll")},
     "sharding_strategy": {
         "ddp": {"enable_fsdp": "False"},
         "deepspeed": _SHARD_ALL,

@@ -11,7 +11,7 @@ _ONE_WAY = "--enable_fsdp shards a model, --context_parallel_size shares rows am
 _MERGE = "a run's folder holds the weights; `python -m tools.export RUN --to DIR --merge` merges an adapter"
 _PICKED = "a GPU is used if there is one; the variable CUDA_VISIBLE_DEVICES says which"
 _FSDP2 = "FSDP2 does so, or needs no such choice"
-_OWN_LOSS = "the loss is cross-entropy"
+_OWN_LOSS = "the losses are those of --loss_type"
 _PLAIN_ADAPTER = "adapters are LoRA and DoRA on whole linear layers, with one rank and one learning rate"
 
 _NEEDLESS_REASONS: dict[str, str] = {
@@ -129,7 +129,7 @@ _MISSING_REASONS: dict[str, str] = {
     "no noise is added to embeddings": "neftune_noise_alpha noisy_embedding_alpha",
     "fp32 is multiplied in fp32": "tf32",
     "gradients are summed before a step is taken": "optimizer_in_bwd",
-    _OWN_LOSS: ("use_dft_loss use_asft_loss asft_alpha use_eaft use_eaft_loss eaft_alpha eaft_k loss_type"),
+    _OWN_LOSS: "use_asft_loss asft_alpha use_eaft use_eaft_loss eaft_alpha eaft_k",
     "its states are those of --optimizer": (
         "use_galore galore_layerwise galore_target galore_rank galore_update_interval galore_scale use_apollo "
         "apollo_layerwise apollo_target apollo_rank apollo_update_interval apollo_scale apollo_scale_type use_badam "

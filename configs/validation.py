@@ -120,6 +120,8 @@ def _check_optimizer(config: RunConfig) -> None:
 
 def _check_batches_and_schedule(config: RunConfig) -> None:
     train = config.train_config
+    if train.loss_type == "dft" and train.label_smoothing:
+        raise ConfigError("--label_smoothing: --loss_type dft weighs each token by its own probability; give one")
     if train.timeout_seconds not in (None, train.step_timeout_seconds):
         raise ConfigError(
             f"--timeout_seconds: {train.timeout_seconds} cannot be combined with --step_timeout_seconds "

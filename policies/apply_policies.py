@@ -93,6 +93,7 @@ def adapt_model(
         train.loss_chunk_size,
         task.compute_logits,
         label_smoothing=train.label_smoothing,
+        by_probability=train.loss_type == "dft",
         cross_entropy=cross_entropy,
     )
     # Found now: sharding renames their classes.

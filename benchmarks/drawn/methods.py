@@ -62,6 +62,7 @@ OTHERS: tuple[tuple[dict[str, str], ...], ...] = (
         {"--activation_offloading": "True"},
         {"--use_fast_kernels": "False"},
         {"--label_smoothing": "0.1"},
+        {"--loss_type": "dft"},
         {"--run_validation": "False"},
         {"--eval_generate": "True", "--max_new_tokens": "4"},
         {"--eval_generate": "True", "--max_new_tokens": "4", "--num_beams": "2"},

@@ -135,6 +135,11 @@ class ModelSettings:
     )
 
     # Loss
+    loss_type: Literal["cross_entropy", "dft"] = setting(
+        "cross_entropy",
+        "loss of a label token: its cross-entropy, or that times the token's own probability (dft, arXiv 2508.05629), "
+        "so that unlikely tokens count less; evaluation uses cross-entropy",
+    )
     label_smoothing: float = setting(
         0.0,
         "spread this share of each target evenly over the vocabulary; evaluation uses plain targets",

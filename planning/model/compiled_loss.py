@@ -12,27 +12,29 @@ import torch
 from torch.autograd.function import once_differentiable
 
 
-def compiled_cross_entropy(logits: torch.Tensor, targets: torch.Tensor, label_smoothing: float = 0.0) -> torch.Tensor:
+def compiled_cross_entropy(
+    logits: torch.Tensor, targets: torch.Tensor, label_smoothing: float = 0.0, *, by_probability: bool = False
+) -> torch.Tensor:
     """`policies.loss.summed_loss.summed_cross_entropy` on the meta device, as large as compiled: fp32 scalar.
 
     Args:
         logits: [tokens, vocab].
     """
-    loss: torch.Tensor = _ReadAndWrittenOnce.apply(logits)
+    loss: torch.Tensor = _ReadAndWrittenOnce.apply(logits, 1 + by_probability)
     return loss
 
 
 class _ReadAndWrittenOnce(torch.autograd.Function):
-    """One number per row is kept besides its logits (policies/loss/compiled_cross_entropy.py)."""
+    """One number per row is kept besides its logits, or two (policies/loss/compiled_cross_entropy.py)."""
 
     @staticmethod
-    def forward(ctx: Any, logits: torch.Tensor) -> torch.Tensor:
-        of_rows = logits.new_empty(len(logits), dtype=torch.float32)
+    def forward(ctx: Any, logits: torch.Tensor, num_kept: int) -> torch.Tensor:
+        of_rows = logits.new_empty(len(logits), num_kept, dtype=torch.float32)
         ctx.save_for_backward(logits, of_rows)
         return logits.new_empty((), dtype=torch.float32)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
         logits, _ = ctx.saved_tensors
-        return torch.empty_like(logits)
+        return torch.empty_like(logits), None

@@ -25,31 +25,36 @@ def compile_cross_entropy(fallback: EagerFallback | None = None) -> CrossEntropy
     return compile_for_any_rows(_summed_cross_entropy, written=summed_cross_entropy, fallback=fallback)
 
 
-def _summed_cross_entropy(logits: torch.Tensor, targets: torch.Tensor, label_smoothing: float = 0.0) -> torch.Tensor:
-    loss: torch.Tensor = _CrossEntropy.apply(logits, targets, label_smoothing)
+def _summed_cross_entropy(
+    logits: torch.Tensor, targets: torch.Tensor, label_smoothing: float = 0.0, *, by_probability: bool = False
+) -> torch.Tensor:
+    loss: torch.Tensor = _CrossEntropy.apply(logits, targets, label_smoothing, by_probability)
     return loss
 
 
 class _CrossEntropy(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, logits: torch.Tensor, targets: torch.Tensor, label_smoothing: float) -> torch.Tensor:
+    def forward(
+        ctx: Any, logits: torch.Tensor, targets: torch.Tensor, label_smoothing: float, by_probability: bool
+    ) -> torch.Tensor:
         numbers = logits.float()
         normalizers = numbers.logsumexp(-1)
-        ctx.save_for_backward(logits, targets, normalizers)
         ctx.label_smoothing = label_smoothing
         # -100 is no index; rows without a label are zeroed below.
         wanted = numbers.gather(1, targets.clamp_min(0).unsqueeze(1)).squeeze(1)
         if label_smoothing:
             wanted = (1 - label_smoothing) * wanted + label_smoothing * numbers.mean(-1)
-        return torch.where(targets == IGNORE_INDEX, 0.0, normalizers - wanted).sum()
+        losses = torch.where(targets == IGNORE_INDEX, 0.0, normalizers - wanted)
+        factors = torch.where(targets == IGNORE_INDEX, 0.0, (-losses).exp() if by_probability else 1.0)
+        ctx.save_for_backward(logits, targets, normalizers, factors)
+        return (losses * factors).sum()
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        logits, targets, normalizers = ctx.saved_tensors
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
+        logits, targets, normalizers, factors = ctx.saved_tensors
         vocab = logits.shape[-1]
         is_target = torch.arange(vocab, device=logits.device) == targets.unsqueeze(1)
         wanted = is_target * (1 - ctx.label_smoothing) + ctx.label_smoothing / vocab
         of_loss = (logits.float() - normalizers.unsqueeze(1)).exp() - wanted
-        factors = torch.where(targets == IGNORE_INDEX, 0.0, grad).unsqueeze(1)
-        return (of_loss * factors).to(logits.dtype), None, None
+        return (of_loss * (factors * grad).unsqueeze(1)).to(logits.dtype), None, None, None

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Literal, Protocol
 
 import torch
@@ -29,10 +30,19 @@ class PositionsError(RuntimeError):
 class CrossEntropy(Protocol):
     """A function like `summed_cross_entropy`."""
 
-    def __call__(self, logits: torch.Tensor, targets: torch.Tensor, label_smoothing: float = 0.0) -> torch.Tensor: ...
+    def __call__(
+        self,
+        logits: torch.Tensor,
+        targets: torch.Tensor,
+        label_smoothing: float = 0.0,
+        *,
+        by_probability: bool = False,
+    ) -> torch.Tensor: ...
 
 
-def summed_cross_entropy(logits: torch.Tensor, targets: torch.Tensor, label_smoothing: float = 0.0) -> torch.Tensor:
+def summed_cross_entropy(
+    logits: torch.Tensor, targets: torch.Tensor, label_smoothing: float = 0.0, *, by_probability: bool = False
+) -> torch.Tensor:
     """The sum of the cross-entropy over label tokens: fp32 scalar; 0, with zero gradients, if there is none.
 
     Args:
@@ -40,10 +50,14 @@ def summed_cross_entropy(logits: torch.Tensor, targets: torch.Tensor, label_smoo
         targets: [tokens], the token that each position predicts; -100 = no label.
         label_smoothing: the share of each target that is spread evenly over the vocabulary (Szegedy et al., "Rethinking
             the Inception Architecture", 2016), as transformers' LabelSmoother does.
+        by_probability: multiply each token's loss by the token's own probability, as a constant: dynamic fine-tuning
+            (Wu et al., "On the Generalization of SFT", 2025, arXiv 2508.05629, equation 9). Without smoothing only.
     """
-    return F.cross_entropy(
-        logits.float(), targets, ignore_index=IGNORE_INDEX, reduction="sum", label_smoothing=label_smoothing
-    )
+    compute = partial(F.cross_entropy, logits.float(), targets, ignore_index=IGNORE_INDEX)
+    if not by_probability:
+        return compute(reduction="sum", label_smoothing=label_smoothing)
+    losses = compute(reduction="none")
+    return (losses * (-losses.detach()).exp()).sum()  # 0 where there is no label
 
 
 def use_summed_loss(
@@ -53,6 +67,7 @@ def use_summed_loss(
     compute_logits: Callable[[PreTrainedModel, torch.Tensor], torch.Tensor],
     *,
     label_smoothing: float = 0.0,
+    by_probability: bool = False,
     cross_entropy: CrossEntropy = summed_cross_entropy,
 ) -> None:
     """Make `model(..., targets=targets)` return the summed loss alone; a call without targets is as before.
@@ -75,10 +90,12 @@ def use_summed_loss(
         backbone: the submodules that compute the head's input; the last returns it (`tasks.task.Task.backbone`).
         chunk_size: tokens whose logits are held at a time; 0 computes all at once.
         compute_logits: the logits of this output of the backbone (`tasks.task.Task`).
-        label_smoothing: see `summed_cross_entropy`; in training only, so that evaluations can be compared.
+        label_smoothing, by_probability: see `summed_cross_entropy`; in training only, so that evaluations can be
+            compared.
         cross_entropy: computes what `summed_cross_entropy` does; compiled, it reads and writes a chunk's logits once.
     """
     own_forward, decoder = model.forward, _Backbone(backbone[-1])
+    in_training: dict[str, Any] = {"label_smoothing": label_smoothing, "by_probability": by_probability}
     # The logits of routers, for a loss that is not computed there (policies/routing/), would only be kept.
     collects = getattr(model.config.get_text_config(), "output_router_logits", False)
     unused = {"output_router_logits": False} if collects else {}
@@ -102,14 +119,15 @@ def use_summed_loss(
         hidden = hidden.reshape(1, -1, hidden.shape[-1])
         if target_positions is not None:
             hidden = hidden[:, target_positions]
-        smoothing = label_smoothing if model.training else 0.0
 
         def logits_of(hidden_chunk: torch.Tensor) -> torch.Tensor:
             with decoder.returning(hidden_chunk):
                 logits: torch.Tensor = compute_logits(model, hidden_chunk)
             return logits.squeeze(0)  # not [0], whose backward copies the gradient
 
-        loss_of = functools.partial(cross_entropy, label_smoothing=smoothing)
+        loss_of: Callable[..., torch.Tensor] = (
+            partial(cross_entropy, **in_training) if model.training else cross_entropy
+        )
         size = chunk_size or max(1, targets.numel())  # an empty micro-batch has no targets; split() needs 1 at least
         chunks = list(zip(hidden.split(size, dim=1), targets.split(size), strict=True))
         if reduction == "none":

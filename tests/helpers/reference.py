@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from copy import copy
 from pathlib import Path
 from typing import Any
@@ -42,6 +42,10 @@ def lora_flags(targets: Sequence[str]) -> list[str]:
     return [*flags, "--lora_config.target_modules", ",".join(targets)]
 
 
+def cross_entropy(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return F.cross_entropy(logits, targets, reduction="sum", ignore_index=-100)
+
+
 def reference_run(
     model_folder: Path,
     *,
@@ -51,6 +55,7 @@ def reference_run(
     adapter: peft.PeftConfig | None = None,
     num_frozen: int = 0,
     quantization: BitsAndBytesConfig | None = None,
+    loss_of: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = cross_entropy,
 ) -> list[tuple[float, float]]:
     """A plain loop: one document at a time, torch's own AdamW and clipping, nothing of the project's computing.
 
@@ -58,6 +63,7 @@ def reference_run(
         lora_targets: the layers of an adapter as `lora_flags` makes it. adapter: any other, as peft is told of it.
         num_frozen: so many layers of a Llama are not trained, from the first on.
         quantization: of the base, by transformers and bitsandbytes, with their own layers.
+        loss_of: the summed loss of a document's logits [tokens, vocab] and targets [tokens].
 
     Returns:
         For each step, the mean loss over the label tokens of the global batch, and the gradient norm before clipping.
@@ -101,7 +107,7 @@ def reference_run(
         for document in batch:
             logits = model(input_ids=torch.tensor([document["input_ids"]])).logits[0, :-1]
             targets = torch.tensor(document["labels"][1:])
-            loss = F.cross_entropy(logits, targets, reduction="sum", ignore_index=-100)
+            loss = loss_of(logits, targets)
             (loss / num_label_tokens).backward()
             loss_sum += loss.item()
         grad_norm = torch.nn.utils.clip_grad_norm_(parameters, 0.5)

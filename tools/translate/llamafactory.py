@@ -215,6 +215,7 @@ LLAMA_FACTORY = Tool(
         "predict_with_generate": values.if_on("eval_generate", "True"),
         "do_predict": values.needless("python -m tools.generate answers prompts after a run"),
         "rope_scaling": rope.kind,
+        "use_dft_loss": values.if_on("loss_type", "dft"),
         "fp8": values.if_on("float8", "tensorwise"),
         "ray_num_workers": values.needless("torchrun's --nproc_per_node says it, before finetuning.py"),
     },

@@ -123,8 +123,10 @@ def _assistant_alone(translation: Translation, key: str) -> None:
 def _loss(translation: Translation, key: str) -> None:
     if translation.text(key) in ("nll", "chunked_nll"):
         translation.needless(key, "it is the loss here, in chunks")
+    elif translation.text(key) == "dft":
+        translation.set(key, "loss_type", "dft")
     else:
-        translation.missing(key, "the loss is cross-entropy")
+        translation.missing(key, "the losses of prompts and answers are cross_entropy and dft (--loss_type)")
 
 
 def _padding_free(translation: Translation, key: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -148,20 +149,25 @@ def test_memory_that_runs_out_while_compiling_is_no_error_of_the_compiler() -> N
 
 
 @pytest.mark.slow
-def test_the_cross_entropy_compiles_once_for_any_number_of_tokens_and_keeps_what_is_planned() -> None:
+@pytest.mark.parametrize("how", [{"label_smoothing": 0.1}, {"by_probability": True}], ids=str)
+def test_the_cross_entropy_compiles_once_for_any_number_of_tokens_and_keeps_what_is_planned(
+    how: dict[str, Any],
+) -> None:
     torch._dynamo.reset()
     counters.clear()
     compiled, vocab = compile_cross_entropy(), 500
+    both: Any = [(compiled, "cpu"), (compiled_cross_entropy, "meta")]
     for num_tokens in (64, 37, 1, 0, 5, 64):
         logits = torch.randn(num_tokens, vocab, requires_grad=True)
         targets = torch.randint(0, vocab, (num_tokens,))
         targets[:2] = -100
-        found, wanted = (f(logits, targets, label_smoothing=0.1) for f in (compiled, summed_cross_entropy))
+        found, wanted = (f(logits, targets, **how) for f in (compiled, summed_cross_entropy))
         assert found.item() == pytest.approx(wanted.item(), rel=1e-6)
         gradients = [torch.autograd.grad(loss, logits, torch.full_like(loss, 0.3))[0] for loss in (found, wanted)]
         assert torch.allclose(*gradients, rtol=1e-5, atol=1e-7)
     assert counters["stats"]["unique_graphs"] == 1
-    assert kept_of_logits(compiled, "cpu") == kept_of_logits(compiled_cross_entropy, "meta")
+    found, planned = (kept_of_logits(partial(loss, **how), device) for loss, device in both)
+    assert found == planned
 
 
 def kept_of_logits(loss: Callable[..., torch.Tensor], device: str) -> int:

@@ -198,3 +198,24 @@ def test_a_model_that_counts_behind_its_padding_id_has_fewer_positions() -> None
     model(input_ids=ids)
     with pytest.raises((IndexError, RuntimeError), match="out of"):
         model(input_ids=torch.cat([ids, ids[:, :1]], dim=1))
+
+
+@pytest.mark.parametrize("chunk_size", [0, 7])
+def test_dft_weighs_each_token_by_its_own_probability_in_training_alone(chunk_size: int) -> None:
+    """Equation 9 of arXiv 2508.05629: the probability is a constant."""
+    reference = make_model("llama")
+    model = copy.deepcopy(reference)
+    use_summed_loss(model, TASK.backbone(model), chunk_size, TASK.compute_logits, by_probability=True)
+    batch = make_batch()
+    plain = reference_loss(reference, batch)
+    logits = reference(**TASK.model_inputs(batch), use_cache=False).logits.flatten(0, 1)[batch.target_positions]
+    log_probs = logits.log_softmax(-1).gather(1, batch.targets.unsqueeze(1)).squeeze(1)
+    wanted = -(log_probs.exp().detach() * log_probs).sum()
+    wanted.backward()
+    loss = TASK.summed_loss(model, batch)
+    loss.backward()
+    assert loss.item() == pytest.approx(wanted.item(), rel=1e-6)
+    for parameter, other in zip(model.parameters(), reference.parameters(), strict=True):
+        torch.testing.assert_close(parameter.grad, other.grad, rtol=1e-5, atol=1e-6)
+    model.eval()
+    assert TASK.summed_loss(model, batch).item() == pytest.approx(plain.item(), rel=1e-6)

@@ -1,0 +1,59 @@
+"""Other losses than cross-entropy are those of a plain loop, however the batch is cut and the model is laid out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from tests.helpers.made import Made
+from tests.helpers.processes import ProcessGroup
+from tests.helpers.reference import assert_agrees, flags_for, reference_run
+
+NUM_STEPS = 4
+
+
+def dft(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    losses = F.cross_entropy(logits, targets, reduction="none", ignore_index=-100)
+    probabilities = logits.softmax(-1).gather(1, targets.clamp_min(0).unsqueeze(1)).squeeze(1)
+    return (losses * probabilities.detach())[targets != -100].sum()
+
+
+LOSSES = {"dft": dft}
+
+
+@pytest.fixture(scope="module")
+def references(tiny_model: Path) -> Made:
+    def reference(loss_type: str, batching: str) -> list[tuple[float, float]]:
+        return reference_run(tiny_model, batching=batching, num_steps=NUM_STEPS, loss_of=LOSSES[loss_type])
+
+    return Made(reference)
+
+
+@pytest.mark.parametrize(
+    ("split", "batching"),
+    [
+        ((2, 1, 4), "packing"),
+        pytest.param((1, 2, 4), "padding", marks=pytest.mark.slow),
+        pytest.param((1, 8, 1), "packing", marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("loss_type", LOSSES)
+def test_any_split_trains_as_the_plain_loop(
+    loss_type: str,
+    split: tuple[int, int, int],
+    batching: str,
+    tiny_model: Path,
+    references: Made,
+    process_group: ProcessGroup,
+    tmp_path: Path,
+) -> None:
+    ranks, micro_batch, accumulation = split
+    flags = flags_for(tiny_model, tmp_path / "run", batching=batching, num_steps=NUM_STEPS)
+    flags += ["--loss_type", loss_type, "--loss_chunk_size", "50", "--save_model", "False", "--run_validation", "False"]
+    flags += ["--batch_size_training", str(micro_batch), "--gradient_accumulation_steps", str(accumulation)]
+    process_group.train([*flags, *(["--enable_fsdp"] if ranks > 1 else [])], ranks)
+    assert_agrees(tmp_path / "run", references[loss_type, batching])
