@@ -25,6 +25,7 @@ from resolving.data_facts import DataFacts
 from resolving.resolved import Resolved, with_choice, without_compiling
 from supervision.failures import end_at_once
 from supervision.watchdog import Watchdog
+from utils.compiled_code import keep_compiled_code
 from utils.progress import say_if_it_lasts
 from utils.seeding import seed_everything, use_deterministic_kernels
 
@@ -38,6 +39,8 @@ def meet_ranks(config: RunConfig, env: Environment) -> tuple[RunConfig, Meeting]
     if config.train_config.deterministic:
         use_deterministic_kernels()  # cuBLAS reads its variable when CUDA starts
     print_rank_zero(env, *launcher_notes(env))
+    if env.device.type == "cuda" or config.train_config.compile or config.fsdp_config.compile_optimizer:
+        print_rank_zero(env, *filter(None, [keep_compiled_code()]))
     config = make_paths_absolute(config, env.started_in)  # a user's dataset function may change the working directory
     meeting = meet(connect(env), env)
     if env.world_size > 1:

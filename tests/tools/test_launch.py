@@ -202,7 +202,7 @@ def test_shipped_manifests_hold_commands_and_flags_that_exist(folder: str) -> No
         parse_flags(container["args"])
         assert container["command"] == ["bash", "tools/start_node.sh"]
         read = set(re.findall(r"\$\{?([A-Z_]+)", (ROOT / "tools/start_node.sh").read_text()))
-        theirs = {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "HF_HOME", "HOME"}  # of torchrun and of libraries
+        theirs = {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "HF_HOME", "HOME", "XDG_CACHE_HOME"}  # of torchrun and of libraries
         assert {entry["name"] for entry in container["env"]} <= read | theirs
         variables = {entry["name"]: entry.get("value") for entry in container["env"]}
         grace = workload["spec"]["template"]["spec"]["terminationGracePeriodSeconds"]
