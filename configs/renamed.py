@@ -25,6 +25,7 @@ _NAMES: dict[str, str] = {
     "adam_beta2": "beta2",
     "deterministic": "full_determinism",
     "label_smoothing": "label_smoothing_factor",
+    "neftune_noise_alpha": "noisy_embedding_alpha neft_alpha",
     "router_aux_loss_coef": "moe_aux_loss_coef",
     # Data
     "context_length": (

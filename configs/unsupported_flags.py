@@ -126,7 +126,6 @@ _MISSING_REASONS: dict[str, str] = {
     ),
     # Training
     _NO_PREFERENCES: "stage rl beta dpo_beta pref_beta pref_loss ref_model reward_model",
-    "no noise is added to embeddings": "neftune_noise_alpha noisy_embedding_alpha",
     "fp32 is multiplied in fp32": "tf32",
     "gradients are summed before a step is taken": "optimizer_in_bwd",
     _OWN_LOSS: "use_asft_loss asft_alpha use_eaft use_eaft_loss eaft_alpha eaft_k",

@@ -120,6 +120,11 @@ def _check_optimizer(config: RunConfig) -> None:
 
 def _check_batches_and_schedule(config: RunConfig) -> None:
     train = config.train_config
+    if train.neftune_noise_alpha and config.fsdp_config.context_parallel_size > 1:
+        raise ConfigError(
+            "--neftune_noise_alpha: noise depends on whole sequences, of which ranks with --context_parallel_size have "
+            "parts; leave one of them out"
+        )
     if train.loss_type == "dft" and train.label_smoothing:
         raise ConfigError("--label_smoothing: --loss_type dft weighs each token by its own probability; give one")
     if train.timeout_seconds not in (None, train.step_timeout_seconds):

@@ -19,6 +19,7 @@ from policies.adapters.adapted_model import base_model
 from policies.attention.packing_leaks import check_packing_isolates
 from policies.building import BuiltModel, MetaModel, build_for_training
 from policies.context_parallel.attention import whole_rows
+from policies.embedding_noise import EmbeddingNoise
 from policies.loss_scaling import LossScaler
 from policies.optimizers.build import build_optimizer, optimizer_notes
 from policies.optimizers.offload import share_out_cores
@@ -121,12 +122,19 @@ def build(built: BuiltModel, inputs: Inputs, env: Environment) -> TrainingParts:
     say = partial(print_rank_zero, env)
     loaders = make_loaders(inputs.data, train, resolved.batches, env, collator_of_run(inputs, empty), say)
     model.train()
+    scheduler = build_scheduler(optimizer, train, steps_per_epoch=len(loaders.train), num_steps=inputs.num_steps)
+    noise = EmbeddingNoise(
+        base_model(unwrap(model)).get_input_embeddings(),
+        train.neftune_noise_alpha,
+        seed=train.seed,
+        steps_taken=lambda: scheduler.last_epoch,
+    )
     trainable = Trainable(
         model=model,
         optimizer=optimizer,
-        scheduler=build_scheduler(optimizer, train, steps_per_epoch=len(loaders.train), num_steps=inputs.num_steps),
+        scheduler=scheduler,
         scaler=LossScaler(active=precision.scales_loss),
-        summed_loss=built.routing.watching(task.summed_loss),
+        summed_loss=built.routing.watching(noise.adding(task.summed_loss)),
         eval_sums=built.routing.watching(task.eval_sums),
         accumulation=choose_accumulation(*how_reduced),
         max_norm=train.gradient_clipping_threshold if train.gradient_clipping else None,

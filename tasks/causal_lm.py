@@ -48,7 +48,7 @@ class CausalLM(Task[CausalMicroBatch]):
     AUTO_MODEL = AutoModelForCausalLM
     PEFT_TYPE = "CAUSAL_LM"
     PACKS = True
-    OWN_SETTINGS = ("context_length",)
+    OWN_SETTINGS = ("context_length", "neftune_noise_alpha")
     LENGTHS: ClassVar = {"context_length": DEFAULT_CONTEXT_LENGTH}
 
     def fits(self, model_config: PreTrainedConfig) -> bool:

@@ -63,6 +63,7 @@ OTHERS: tuple[tuple[dict[str, str], ...], ...] = (
         {"--use_fast_kernels": "False"},
         {"--label_smoothing": "0.1"},
         {"--loss_type": "dft"},
+        {"--neftune_noise_alpha": "5"},
         {"--run_validation": "False"},
         {"--eval_generate": "True", "--max_new_tokens": "4"},
         {"--eval_generate": "True", "--max_new_tokens": "4", "--num_beams": "2"},

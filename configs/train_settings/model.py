@@ -146,6 +146,12 @@ class ModelSettings:
         minimum=0,
         exclusive_maximum=1,
     )
+    neftune_noise_alpha: float = setting(
+        0.0,
+        "add noise to embeddings in training: up to this / sqrt(a sequence's tokens x the embedding's size), often 5 "
+        "(NEFTune, arXiv 2310.05914); 0: none",
+        minimum=0,
+    )
     router_aux_loss_coef: float | None = setting(
         None,
         "weight of the loss that evens out the experts of a mixture; 0: cross-entropy alone",

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 
+from policies.embedding_noise import draw_of, noise_of, rows_of
 from tests.helpers.made import Made
 from tests.helpers.processes import ProcessGroup
-from tests.helpers.reference import assert_agrees, flags_for, reference_run
+from tests.helpers.reference import SEED, assert_agrees, flags_for, reference_run
 
 NUM_STEPS = 4
 
@@ -21,13 +23,21 @@ def dft(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     return (losses * probabilities.detach())[targets != -100].sum()
 
 
-LOSSES = {"dft": dft}
+def noise(ids: torch.Tensor, size: int, step: int) -> torch.Tensor:
+    return noise_of(rows_of(ids, None, None, ALPHA, draw_of(SEED, step)), size, torch.float32)
+
+
+ALPHA = 5.0
+CHANGES: dict[str, dict[str, Any]] = {
+    "--loss_type dft": {"loss_of": dft},
+    f"--neftune_noise_alpha {ALPHA:g}": {"noise_of": noise},
+}
 
 
 @pytest.fixture(scope="module")
 def references(tiny_model: Path) -> Made:
-    def reference(loss_type: str, batching: str) -> list[tuple[float, float]]:
-        return reference_run(tiny_model, batching=batching, num_steps=NUM_STEPS, loss_of=LOSSES[loss_type])
+    def reference(flags: str, batching: str) -> list[tuple[float, float]]:
+        return reference_run(tiny_model, batching=batching, num_steps=NUM_STEPS, **CHANGES[flags])
 
     return Made(reference)
 
@@ -41,9 +51,9 @@ def references(tiny_model: Path) -> Made:
     ],
     ids=str,
 )
-@pytest.mark.parametrize("loss_type", LOSSES)
+@pytest.mark.parametrize("change", CHANGES)
 def test_any_split_trains_as_the_plain_loop(
-    loss_type: str,
+    change: str,
     split: tuple[int, int, int],
     batching: str,
     tiny_model: Path,
@@ -53,7 +63,7 @@ def test_any_split_trains_as_the_plain_loop(
 ) -> None:
     ranks, micro_batch, accumulation = split
     flags = flags_for(tiny_model, tmp_path / "run", batching=batching, num_steps=NUM_STEPS)
-    flags += ["--loss_type", loss_type, "--loss_chunk_size", "50", "--save_model", "False", "--run_validation", "False"]
+    flags += [*change.split(), "--loss_chunk_size", "50", "--save_model", "False", "--run_validation", "False"]
     flags += ["--batch_size_training", str(micro_batch), "--gradient_accumulation_steps", str(accumulation)]
     process_group.train([*flags, *(["--enable_fsdp"] if ranks > 1 else [])], ranks)
-    assert_agrees(tmp_path / "run", references[loss_type, batching])
+    assert_agrees(tmp_path / "run", references[change, batching])

@@ -56,6 +56,7 @@ def reference_run(
     num_frozen: int = 0,
     quantization: BitsAndBytesConfig | None = None,
     loss_of: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = cross_entropy,
+    noise_of: Callable[[torch.Tensor, int, int], torch.Tensor] | None = None,
 ) -> list[tuple[float, float]]:
     """A plain loop: one document at a time, torch's own AdamW and clipping, nothing of the project's computing.
 
@@ -63,6 +64,7 @@ def reference_run(
         lora_targets: the layers of an adapter as `lora_flags` makes it. adapter: any other, as peft is told of it.
         num_frozen: so many layers of a Llama are not trained, from the first on.
         quantization: of the base, by transformers and bitsandbytes, with their own layers.
+        noise_of: what is added to a document's embeddings; of its token ids [1, tokens], their size, and the step.
         loss_of: the summed loss of a document's logits [tokens, vocab] and targets [tokens].
 
     Returns:
@@ -93,7 +95,11 @@ def reference_run(
     else:
         rows = [[index] for index in range(len(documents))]
     steps_per_epoch = -(-len(rows) // GLOBAL_BATCH)
-    results = []
+    results, step = list[tuple[float, float]](), 0
+    if noise_of is not None:
+        model.get_input_embeddings().register_forward_hook(
+            lambda layer, args, output: output + noise_of(args[0], output.shape[-1], step)
+        )
     for step in range(num_steps):
         epoch, step_of_epoch = divmod(step, steps_per_epoch)
         for group in optimizer.param_groups:

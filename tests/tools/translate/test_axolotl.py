@@ -127,7 +127,7 @@ fsdp_config:
   fsdp_transformer_layer_cls_to_wrap: LlamaDecoderLayer
   fsdp_state_dict_type: FULL_STATE_DICT
   fsdp_sharding_strategy: SHARD_GRAD_OP
-neftune_noise_alpha: 5
+lisa_n_layers: 4
 adam_epsilon: 1e-5
 """
 
@@ -151,7 +151,7 @@ def test_all_weights_on_chats_under_fsdp(
     assert config.value("chat_dataset.roles") == ("human=user", "critic=user", "writer=assistant")
     template = Path(config.value("chat_dataset.chat_template"))
     assert template.read_text() == "{% for message in messages %}{{ message['content'] }}{% endfor %}\n"
-    assert "no counterpart: neftune_noise_alpha: no noise is added to embeddings" in printed
+    assert "no counterpart: lisa_n_layers: its states are those of --optimizer" in printed
     assert "no counterpart: adam_epsilon: AdamW has PyTorch's own, 1e-08" in printed
     assert "torchrun --nproc_per_node 4 finetuning.py --config" in recipe
 

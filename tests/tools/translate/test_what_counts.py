@@ -22,6 +22,9 @@ BEGINNINGS = {
         ("trl", "loss_type: dft", "train_config.loss_type", "dft"),
         ("trl", "loss_type: chunked_nll", "train_config.loss_type", "cross_entropy"),
         ("llamafactory", "use_dft_loss: true", "train_config.loss_type", "dft"),
+        ("trl", "neftune_noise_alpha: 5", "train_config.neftune_noise_alpha", 5.0),
+        ("llamafactory", "neftune_noise_alpha: 5", "train_config.neftune_noise_alpha", 5.0),
+        ("axolotl", "noisy_embedding_alpha: 5", "train_config.neftune_noise_alpha", 5.0),
     ],
 )
 def test_a_key_becomes_its_setting(
