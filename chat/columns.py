@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import datasets
 
 from chat.conversation import PROMPT_COLUMNS, ChatSettings, columns_to_read, turn_columns
 from chat.preference import LABELS, PREFERENCE_COLUMNS, REJECTED
+from chat.single_turns import COLUMNS as SINGLE_COLUMNS
 from data.splits.examples import SplitExamples
 from utils.errors import ConfigError
 from utils.printing import print_line
 from utils.progress import shows_progress
 
 
-def used_columns(examples: SplitExamples, config: ChatSettings) -> SplitExamples:
+def used_columns(examples: SplitExamples, config: ChatSettings, *, with_images: bool = False) -> SplitExamples:
     """The examples with the columns that are read.
 
     Raises:
@@ -23,7 +25,8 @@ def used_columns(examples: SplitExamples, config: ChatSettings) -> SplitExamples
     """
     columns = turn_columns(config)
     of_turns = [column for column in columns if column in examples.columns]
-    if not of_turns and not {"completion", *PREFERENCE_COLUMNS} & set(examples.columns):
+    others = {"completion", *PREFERENCE_COLUMNS, *(SINGLE_COLUMNS if with_images else ())}
+    if not of_turns and not others & set(examples.columns):
         raise ConfigError(
             f"{examples.name} has no column {' or '.join(columns)}; it has {examples.columns_there}: "
             "name the column of the turns with --chat_dataset.messages_column"
@@ -32,22 +35,26 @@ def used_columns(examples: SplitExamples, config: ChatSettings) -> SplitExamples
         raise ConfigError(
             f"{examples.name} has turns in {' and '.join(of_turns)}; name one with --chat_dataset.messages_column"
         )
+    if with_images:
+        examples = replace(examples, data=_undecoded(examples), reads_images=True)
     features = examples.data.features or {}
+    lost = datasets.Audio | datasets.Video if with_images else datasets.Image | datasets.Audio | datasets.Video
     for column in examples.columns:
-        if _any_part(
-            features.get(column), lambda part: isinstance(part, datasets.Image | datasets.Audio | datasets.Video)
-        ):
-            raise ConfigError(
-                f"{examples.name}: column {column} holds images, sound or video, which a run on text alone would lose; "
-                "give a file without it"
+        if _any_part(features.get(column), lambda part: isinstance(part, lost)):
+            what = (
+                "sound or video, which a run on text and images"
+                if with_images
+                else "images, sound or video, which a run on text"
             )
+            raise ConfigError(f"{examples.name}: column {column} holds {what} alone would lose; give a file without it")
     if config.preference and shows_progress():
         left_out = {"whose two answers are the same": {*REJECTED.values()}, "that are labelled false": {*LABELS}}
         for which, columns_of_it in left_out.items():
             if columns_of_it & set(examples.columns):
                 print_line(f"{examples.place}: rows {which} are left out (--chat_dataset.preference chosen)")
     if of_turns and not config.preference:
-        examples = examples.with_columns(*(set(columns_to_read(config)) - set(PROMPT_COLUMNS)))
+        unread = {*PROMPT_COLUMNS, *SINGLE_COLUMNS}
+        examples = examples.with_columns(*(set(columns_to_read(config)) - unread))
         examples.refuse_absent(of_turns)
     return examples
 
@@ -70,6 +77,28 @@ def nested_columns(examples: SplitExamples) -> frozenset[str]:
             "the keys of all others; write them as JSON text to keep them"
         )
     return frozenset(nested)
+
+
+def _undecoded(examples: SplitExamples) -> Any:
+    """The data with images as they are stored; the library would decode each that is read."""
+    features = examples.data.features or {}
+    data = examples.data
+    for column in examples.columns:
+        if _any_part(features.get(column), lambda part: isinstance(part, datasets.Image)):
+            data = data.cast_column(column, _as_stored(features[column]))
+    return data
+
+
+def _as_stored(feature: Any) -> Any:
+    if isinstance(feature, datasets.Image):
+        return datasets.Image(decode=False)
+    if isinstance(feature, Mapping):
+        return {name: _as_stored(part) for name, part in feature.items()}
+    if isinstance(feature, list):
+        return [_as_stored(part) for part in feature]
+    if isinstance(feature, datasets.List):
+        return datasets.List(_as_stored(feature.feature))
+    return feature
 
 
 def _is_struct(feature: Any) -> bool:

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from chat.images import COLUMNS as IMAGE_COLUMNS
+from chat.images import RowImages
 from chat.lists_of_dicts import listed
 from chat.preference import (
     BESIDE_PREFERENCES,
@@ -15,6 +17,8 @@ from chat.preference import (
     refuse_preferences,
     unfolded,
 )
+from chat.single_turns import COLUMNS as SINGLE_COLUMNS
+from chat.single_turns import with_turns
 from chat.turn_parts import NOTHING, TurnPlaces
 from chat.turns import Message, Turn, read_turn, role_of, says_nothing, without_nulls
 from data.files.json_values import parse_json, refuse_unwritable
@@ -42,6 +46,8 @@ class ChatSettings(Protocol):
     def learn(self) -> str: ...
     @property
     def learn_empty_answers(self) -> bool: ...
+    @property
+    def images_column(self) -> str | None: ...
     def role_names(self) -> dict[str, str]: ...
 
 
@@ -55,13 +61,15 @@ class Conversation:
     template_kwargs: dict[str, Any] = field(default_factory=dict)  # of the template, besides messages and tools
     num_empty_answers: int = 0  # that have no loss because they are empty
     not_learned: dict[int, TurnPlaces] = field(default_factory=dict)  # by message: parts without a loss, if it has one
+    images: tuple[Any, ...] = ()  # of the messages, in order: what names each in the data (`data.images.opening`)
     unread_keys: frozenset[str] = frozenset()  # of parts and calls: what they say is lost
 
 
-def columns_to_read(config: ChatSettings) -> tuple[str, ...]:
-    """The columns that `read_conversation` looks for."""
+def columns_to_read(config: ChatSettings, *, with_images: bool = False) -> tuple[str, ...]:
+    """The columns that `read_conversation` looks for; `with_images`, if it takes images."""
     others = (config.tools_column, _FUNCTIONS, _SYSTEM, _KWARGS, _MASK_HISTORY, *MEDIA_COLUMNS)
-    more = BESIDE_PREFERENCES if config.preference else ()
+    more = (*(BESIDE_PREFERENCES if config.preference else ()), *filter(None, [config.images_column]))
+    more = (*more, *SINGLE_COLUMNS) if with_images else more
     return (*turn_columns(config), *PROMPT_COLUMNS, *PREFERENCE_COLUMNS, *others, *more)
 
 
@@ -77,6 +85,7 @@ def read_conversation(
     chat_template: Any = "",
     nested_columns: frozenset[str] = frozenset(),
     needs_answer: bool = True,
+    takes_images: bool = False,
 ) -> Conversation:
     """The conversation of a row.
 
@@ -84,22 +93,32 @@ def read_conversation(
         example: the row's columns, of those that `columns_to_read` names.
         chat_template: a developer's turn stays one if the template knows the role; otherwise it is the system's.
         nested_columns: of structs, where Arrow puts nulls for the keys of other calls and tools.
+        takes_images: for a model of image and text; otherwise a row with images is refused.
         needs_answer: refuse a row without a turn of the assistant's, which nothing can be learned from.
 
     Raises:
         BadExample: if it is no conversation, or has no turn of the assistant's and needs one.
     """
+    columns = example
     example = unfolded({name: value for name, value in example.items() if value is not None})
     names = config.role_names()
+    if takes_images:
+        example = with_turns(example, turn_columns(config))
     prompt, turns, is_good = _find_turns(example, config, names)
+    images = RowImages.of(columns, [*prompt, *turns], config.images_column) if takes_images else None
     drop_nulls = bool(nested_columns - {config.tools_column, _FUNCTIONS})
-    read = [_read_turn(number, turn, names, drop_nulls) for number, turn in enumerate([*prompt, *turns], 1)]
+    read = [_read_turn(number, turn, names, drop_nulls, images) for number, turn in enumerate([*prompt, *turns], 1)]
     before = _with_parallel_calls(read[: len(prompt)], prompt, names)
     read = [*before, *_with_parallel_calls(read[len(prompt) :], turns, names)]
     messages = [turn.message for turn in read]
     if "developer" not in str(chat_template):
         messages = [m | {"role": "system"} if m["role"] == "developer" else m for m in messages]
-    refuse_media(example, [message["content"] for message in messages])
+    in_order: tuple[Any, ...] = ()
+    if images is None:
+        refuse_media(example, [message["content"] for message in messages])
+    else:
+        refuse_media({name: value for name, value in example.items() if name not in IMAGE_COLUMNS}, ())
+        messages, in_order = images.placed(messages)
     is_answer = [message["role"] == "assistant" for message in messages]
     if needs_answer and not any(is_answer[len(before) :]):
         raise BadExample("it has no assistant turn, so there are no label tokens")
@@ -127,6 +146,7 @@ def read_conversation(
         tools=tools,
         template_kwargs=template_kwargs,
         num_empty_answers=sum(is_empty),
+        images=in_order,
         unread_keys=frozenset[str]().union(*(turn.unread_keys for turn in read)),
         not_learned={number: places for number, places in enumerate(not_learned) if any(places) and has_loss[number]},
     )
@@ -192,9 +212,9 @@ def _read_list(column: str, turns: Any) -> Sequence[Any]:
     return turns
 
 
-def _read_turn(number: int, turn: Any, names: Mapping[str, str], drop_nulls: bool) -> Turn:
+def _read_turn(number: int, turn: Any, names: Mapping[str, str], drop_nulls: bool, images: RowImages | None) -> Turn:
     try:
-        return read_turn(turn, names, drop_nulls=drop_nulls)
+        return read_turn(turn, names, drop_nulls=drop_nulls, images=images)
     except BadExample as error:
         role = (turn.get("role") or turn.get("from")) if isinstance(turn, Mapping) else None
         raise BadExample(f"turn {number}{f' ({role})' if role else ''}: {error}") from error

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
+from chat.images import texts_between
 from chat.turns import Message
 
 THOUGHTS = ("reasoning_content", "thinking", "reasoning")
@@ -104,9 +105,18 @@ def text_of(message: Message) -> str:
     return "".join(part.get("text") or "" for part in content if isinstance(part, Mapping))
 
 
+def longest_text(message: Message) -> str:
+    """The longest text of a turn that no image interrupts."""
+    return max(texts_between(text_of(message)) or [""], key=len).strip()
+
+
 def _lost_answer(message: Message, text: RenderedText) -> str | None:
     """What is lost of the assistant's own words: they stand as they were put, but for white space around them."""
-    content = text_of(message).strip()
+    lost = (_lost_words(content.strip(), text) for content in texts_between(text_of(message)))
+    return next(filter(None, lost), None)
+
+
+def _lost_words(content: str, text: RenderedText) -> str | None:
     if content in text.text:
         return None
     if (parts := _thoughts_and_answer(content)) is None:
@@ -120,11 +130,13 @@ def _lost_answer(message: Message, text: RenderedText) -> str | None:
 
 def _lost_content(message: Message, text: RenderedText) -> str | None:
     """What is lost of a turn that is not learned; of the assistant's, templates may drop the thoughts."""
-    content = text_of(message)
-    if text.has(content):
-        return None
-    parts = _thoughts_and_answer(content.strip()) if message["role"] == "assistant" else None
-    return None if parts and text.has(parts[1]) else "text"
+    for content in texts_between(text_of(message)):
+        if text.has(content):
+            continue
+        parts = _thoughts_and_answer(content.strip()) if message["role"] == "assistant" else None
+        if not (parts and text.has(parts[1])):
+            return "text"
+    return None
 
 
 def _thoughts_and_answer(content: str) -> tuple[str, str] | None:

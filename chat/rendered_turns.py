@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from chat.conversation import Conversation
-from chat.lost_text import THOUGHTS, text_of
+from chat.lost_text import THOUGHTS, longest_text
 from chat.turn_parts import Place
 from chat.turns import Message
 from data.tokens.spans import BadExample
@@ -116,13 +116,13 @@ def _length_shared(one: str, other: str) -> int:
 
 def _last_turn(prompt: str, message: Message) -> str:
     """The end of a prompt, from the text of its last turn on; empty if that cannot be found."""
-    text = text_of(message).strip()
+    text = longest_text(message)
     place = prompt.rfind(text) if text else -1
     return prompt[place:] if place >= 0 else ""
 
 
 def _holds_turn_before(conversation: Conversation, index: int, text: str) -> bool:
-    before = text_of(conversation.messages[index - 1]).strip()
+    before = longest_text(conversation.messages[index - 1])
     return bool(before) and before in text
 
 

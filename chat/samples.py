@@ -17,9 +17,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from chat.conversation import Conversation
+from chat.images import count_images
 from chat.long_conversations import MANY_TURNS, samples_by_kinds
 from chat.lost_text import (
     RenderedText,
+    longest_text,
     lost_from_answer,
     lost_from_history,
     lost_from_tools,
@@ -61,7 +63,9 @@ def chat_samples(conversation: Conversation, template: ChatTemplate) -> ChatSamp
             continue
         if not any(part in sample.text for sample in samples for part in forbidden):
             lost = unread_keys(form, template)
-            return ChatSamples([_spans(sample) for sample in samples], way, conversation.num_empty_answers, lost)
+            spans = [_spans(sample) for sample in samples]
+            num_images = [count_images(conversation.messages[: sample.num_messages]) for sample in samples]
+            return ChatSamples(spans, way, conversation.num_empty_answers, lost, num_images)
     assert refusal is not None  # nothing is forbidden in the first form
     raise refusal
 
@@ -135,6 +139,8 @@ def _check(conversation: Conversation, sample: Sample, template: ChatTemplate) -
     Raises:
         BadExample: naming the turn, and what the template left out.
     """
+    if template.image is not None:
+        _check_images(conversation, sample, template)
     regions, position = [], 0
     for places in (sample.places[index] for index in sorted(sample.places)):
         regions.append(RenderedText(sample.text[position : places[0][0]]))
@@ -153,7 +159,7 @@ def _check(conversation: Conversation, sample: Sample, template: ChatTemplate) -
             lost = lost_from_history(message, regions[region])
             if lost and message["role"] in ("system", "developer"):  # which templates move
                 lost = lost_from_history(message, outside)
-            content = text_of(message).strip()
+            content = longest_text(message)
             said[region, content] += 1
             if not lost and said[region, content] > 1 and regions[region].count(content) < said[region, content]:
                 lost = "text"
@@ -164,6 +170,29 @@ def _check(conversation: Conversation, sample: Sample, template: ChatTemplate) -
             )
     if lost := lost_from_tools(conversation.tools, outside):
         raise BadExample(f"the chat template does not write {lost}, which would be lost; {template.write_it}")
+
+
+def _check_images(conversation: Conversation, sample: Sample, template: ChatTemplate) -> None:
+    """Check that the template writes one placeholder for each image, and that no text spells one.
+
+    Raises:
+        BadExample: if not.
+    """
+    assert template.image is not None
+    num_images, num_written = (
+        count_images(conversation.messages[: sample.num_messages]),
+        sample.text.count(template.image),
+    )
+    if num_written > num_images:
+        raise BadExample(
+            f"its text spells {template.image}, which would stand for one more image; take it out of the row, or let "
+            "it be text (--split_special_tokens)"
+        )
+    if num_written < num_images:
+        raise BadExample(
+            f"the chat template writes {num_written} of its {num_images} images, so others would be lost; "
+            f"{template.write_it}"
+        )
 
 
 def _leave_out_parts(conversation: Conversation, sample: Sample) -> None:

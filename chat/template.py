@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from chat.conversation import Conversation
+from chat.images import IMAGE, in_parts
 from chat.turn_kinds import KindsOfTurns
 from chat.turn_starts import RenderedStarts, render_with_starts, words_read
 from data.tokens.spans import BadExample, UnboundedExample
@@ -27,11 +28,14 @@ FLAG = "--chat_dataset.chat_template"
 _GENERATION = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
 
 
-def use_template(tokenizer: PreTrainedTokenizerBase, file: str | None, flag: str = FLAG) -> None:
+def use_template(
+    tokenizer: PreTrainedTokenizerBase, file: str | None, flag: str = FLAG, *, processor: Any = None
+) -> None:
     """Give the tokenizer the template in `file`, which is then saved with the trained model; None keeps its own.
 
     Args:
         flag: that gave the file.
+        processor: that has the tokenizer: its template is the model's, and both then have one.
 
     Raises:
         ConfigError: if the file cannot be read, or the tokenizer has no template.
@@ -41,6 +45,10 @@ def use_template(tokenizer: PreTrainedTokenizerBase, file: str | None, flag: str
             tokenizer.chat_template = read_text(Path(file).expanduser(), encoding="utf-8-sig", most_bytes=2**22)
         except (OSError, ValueError) as error:
             raise ConfigError(f"{flag}: {file} could not be read ({error}); name a file") from error
+    elif own := getattr(processor, "chat_template", None):
+        tokenizer.chat_template = own
+    if processor is not None and processor is not tokenizer:
+        processor.chat_template = tokenizer.chat_template
     if not tokenizer.chat_template:
         raise ConfigError(
             f"{flag}: the tokenizer has no chat template; give one with {flag} FILE (for a base model "
@@ -56,17 +64,23 @@ class ChatTemplate:
     special_tokens: tuple[str, ...]  # longest first
     flag: str = FLAG  # that gives another template
     special: SpecialTokens | None = None  # that stay text where the data spells them; None: they are tokens there, too
+    image: str | None = None  # what it writes for an image; None: of a model of text alone
     # Whether it writes a key of the turns of a role, as it was found (`chat.unread_keys`).
     writes: dict[tuple[str, str], bool] = field(default_factory=dict, compare=False, repr=False)
     kinds: KindsOfTurns = field(default_factory=KindsOfTurns, compare=False, repr=False)
 
     @classmethod
     def of(
-        cls, tokenizer: PreTrainedTokenizerBase, flag: str = FLAG, *, split_special_tokens: bool = True
+        cls,
+        tokenizer: PreTrainedTokenizerBase,
+        flag: str = FLAG,
+        *,
+        split_special_tokens: bool = True,
+        image: str | None = None,
     ) -> ChatTemplate:
         tokens = {token.content.strip() for token in tokenizer.added_tokens_decoder.values() if token.special} - {""}
         special = SpecialTokens.of(tokenizer) if split_special_tokens else None
-        return cls(tokenizer, tuple(sorted(tokens, key=len, reverse=True)), flag, special)
+        return cls(tokenizer, tuple(sorted(tokens, key=len, reverse=True)), flag, special, image)
 
     def with_special_as_text(self, conversation: Conversation) -> Conversation:
         """The conversation with stand-ins in the special tokens that it spells; itself if it spells none."""
@@ -135,7 +149,7 @@ class ChatTemplate:
         try:
             return render_with_starts(
                 self.tokenizer.get_chat_template(tools=conversation.tools),
-                conversation.messages[:num_messages],
+                self._messages(conversation, num_messages),
                 **self._values(conversation) | {DATE_FUNCTION: date_function(self.tokenizer)},
             )
         except (TemplateLimitError, MemoryError) as error:
@@ -143,7 +157,8 @@ class ChatTemplate:
 
     def words_read(self, conversation: Conversation) -> tuple[str, ...]:
         """The words that it looks for in what is said."""
-        return words_read(self.tokenizer.get_chat_template(tools=conversation.tools))
+        words = words_read(self.tokenizer.get_chat_template(tools=conversation.tools))
+        return (*words, IMAGE) if conversation.images else words  # a turn with an image is another kind
 
     def special_at_end(self, text: str) -> str | None:
         """The special token that the text ends with."""
@@ -172,11 +187,15 @@ class ChatTemplate:
     def _call(self, conversation: Conversation, num_messages: int, **options: bool) -> Any:
         return render_chat(
             self.tokenizer.get_chat_template(tools=conversation.tools),
-            conversation.messages[:num_messages],
+            self._messages(conversation, num_messages),
             self.tokenizer,
             **self._values(conversation),
             **options,
         )
+
+    def _messages(self, conversation: Conversation, num_messages: int) -> list[dict[str, Any]]:
+        messages = conversation.messages[:num_messages]
+        return [in_parts(message) for message in messages] if conversation.images else messages
 
     def _values(self, conversation: Conversation) -> dict[str, Any]:
         """What the template reads besides the messages."""

@@ -16,6 +16,7 @@ THOUGHTS = (
     *("thinking_blocks", "reasoning_details"),
 )
 MEDIA_KEYS = ("images", "audios", "videos", "image", "audio", "video", "image_url", "input_audio")
+IMAGES_OF_TURN = ("images", "image", "image_url")  # of those, what a model of image and text takes
 TEXT_KEYS = ("text", "value", "content")
 _KNOWN = frozenset(
     (

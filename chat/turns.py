@@ -6,9 +6,12 @@ import json
 from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
+from chat.images import IMAGE, RowImages, is_image_part
+from chat.images import PART_KEYS as IMAGE_KEYS
 from chat.lists_of_dicts import listed
 from chat.turn_keys import (
     DETAILS,
+    IMAGES_OF_TURN,
     MEDIA_KEYS,
     PART_KEYS,
     TEXT_KEYS,
@@ -57,13 +60,16 @@ class _Content(NamedTuple):
     thoughts: Parts
 
 
-def read_turn(turn: Any, names: Mapping[str, str], *, drop_nulls: bool = False) -> Turn:
+def read_turn(
+    turn: Any, names: Mapping[str, str], *, drop_nulls: bool = False, images: RowImages | None = None
+) -> Turn:
     """A turn as templates take it: `role`, `content` (text), `tool_calls`, `reasoning_content`, and what else it has.
 
     Args:
         turn: a dict with `role` and `content`, or ShareGPT's `from` and `value`.
         names: roles by the names that the data has for them, besides the usual ones.
         drop_nulls: inside the arguments of calls, too, where Arrow puts them for the keys of other calls.
+        images: of the row, to which those of the turn are added; None: a turn with images is refused.
 
     Raises:
         BadExample: if it is none, or holds what a template would not print.
@@ -74,10 +80,9 @@ def read_turn(turn: Any, names: Mapping[str, str], *, drop_nulls: bool = False) 
     unread: set[str] = set()
     role = _role(message, names)
     if message.keys() == {"content"} and isinstance(message["content"], str) and role != "function_call":
-        return Turn({"role": role, **message}, None)  # most turns; the rest of this function would take as long again
-    for key in MEDIA_KEYS:
-        if message.get(key):
-            raise BadExample(f"its {key} would be lost by a run on text alone")
+        text = images.in_text(message["content"]) if images is not None else message["content"]
+        return Turn({"role": role, "content": text}, None)  # most turns; the rest would take as long again
+    own_images = _images_of_turn(message, images)
     weights = {is_learned(key, message.pop(key)) for key in WEIGHTS if key in message}
     if len(weights) > 1:
         raise BadExample("its weights differ; leave one of them out")
@@ -95,7 +100,11 @@ def read_turn(turn: Any, names: Mapping[str, str], *, drop_nulls: bool = False) 
         calls, content = [*calls, *_calls_in_text(content)], ""
     if role == "tool" and isinstance(content, Mapping):
         content = json.dumps(content, ensure_ascii=False)
-    said = _read_parts(content, unread)
+    if own_images is not None and images is not None:
+        content = images.of_turn(own_images, content if isinstance(content, str) else "")
+        said = _Content(content, [], [(content, None)], [])
+    else:
+        said = _read_parts(content, unread, images)
     calls, all_thoughts = [*calls, *said.calls], [*thoughts, *said.thoughts]
     if said.text is None and not calls and not all_thoughts:
         raise BadExample("it has no text in content")
@@ -127,7 +136,11 @@ def role_of(turn: Any, names: Mapping[str, str]) -> str | None:
 
 def says_nothing(message: Message) -> bool:
     """Whether a turn has no text, no call and no thoughts."""
-    return not (message["content"].strip() or message.get("tool_calls") or message.get("reasoning_content", "").strip())
+    return not (
+        message["content"].replace(IMAGE, "").strip()
+        or message.get("tool_calls")
+        or message.get("reasoning_content", "").strip()
+    )
 
 
 def without_nulls(value: Any, but: Collection[str] = ()) -> Any:
@@ -191,8 +204,23 @@ def _thoughts_in(thoughts: Any, unread: set[str]) -> Parts:
     return [(thoughts, None)] if thoughts else []
 
 
-def _read_parts(content: Any, unread: set[str]) -> _Content:
+def _images_of_turn(message: Message, images: RowImages | None) -> Any:
+    """The images that a turn has next to its content, taken out; None if there are none.
+
+    Raises:
+        BadExample: if it has other media, or no one reads images.
+    """
+    found = {key: message.pop(key) for key in MEDIA_KEYS if message.get(key)}
+    for key in found:
+        if images is None or key not in IMAGES_OF_TURN or len(found) > 1:
+            raise BadExample(f"its {key} would be lost{' by a run on text alone' if images is None else ''}")
+    return next(iter(found.values()), None)
+
+
+def _read_parts(content: Any, unread: set[str], images: RowImages | None = None) -> _Content:
     content = listed(content)
+    if isinstance(content, str) and images is not None:
+        content = images.in_text(content)
     if content is None or isinstance(content, str):
         return _Content(content, [], [(content, None)] if content else [], [])
     if not isinstance(content, list):
@@ -200,12 +228,16 @@ def _read_parts(content: Any, unread: set[str]) -> _Content:
     texts, thoughts, calls = Parts(), Parts(), list[Any]()
     for part in content:
         if isinstance(part, str):
-            texts.append((part, None))
+            texts.append((images.in_text(part) if images is not None else part, None))
             continue
         if not isinstance(part, Mapping):
             raise BadExample(f"a part of its content is neither text nor a dict but {type(part).__name__}")
         part = {key: value for key, value in part.items() if value is not None}
         part, kind = with_known_names(part), part.get("type")
+        if images is not None and is_image_part(part):
+            texts.append((images.of_part(part), None))
+            unread |= {f"{key} (part)" for key in part.keys() - PART_KEYS - IMAGE_KEYS}
+            continue
         weights = {is_learned(key, part[key]) for key in WEIGHTS if key in part}
         if len(weights) > 1:
             raise BadExample("the weights of a part of its content differ; leave one of them out")
@@ -223,9 +255,11 @@ def _read_parts(content: Any, unread: set[str]) -> _Content:
         if kind in THOUGHTS or str(kind).startswith("reasoning.") or part.get("thought") is True:
             thoughts.append((_text_of_part(part, (*THOUGHTS, *TEXT_KEYS, "summary")), learned))
         elif kind in _TEXT_PARTS:
-            texts.append((_text_of_part(part, (*TEXT_KEYS, "refusal")), learned))
+            text = _text_of_part(part, (*TEXT_KEYS, "refusal"))
+            texts.append((images.in_text(text) if images is not None else text, learned))
         elif any(medium in str(kind) for medium in MEDIA):
-            raise BadExample(f"a part of its content is of type {kind}, and this run trains on text alone")
+            trained_on = "text alone" if images is None else "text and images alone"
+            raise BadExample(f"a part of its content is of type {kind}, and this run trains on {trained_on}")
         else:
             raise BadExample(f"a part of its content is of type {kind!r}, which is unknown; write it as text")
     return _Content("".join(text for text, _ in texts), calls, texts, thoughts)

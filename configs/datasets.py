@@ -52,6 +52,8 @@ class DataSource:
     DEFAULT_TRUNCATION: ClassVar[Literal["right", "split"]] = "right"  # of --truncation; half an answer teaches nothing
     HAS_IMAGES: ClassVar[bool] = False  # only models that see images take it, and a run takes no other dataset with it
 
+    MAY_HAVE_IMAGES: ClassVar[bool] = False  # models that see images take it, too
+
     data_path: str | None = setting(None, f"{FORMS} (docs/datasets.md)", is_path=True)
     hub_config: str | None = setting(None, "configuration of a hub dataset that has several")
     train_split: str = setting("train", "training split: its name on the hub, or of its files (train.*)")

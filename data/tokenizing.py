@@ -49,7 +49,12 @@ ToSpans = Callable[[Mapping[str, Any]], Sequence[TextSpan] | ChatSamples]
 BATCH_SIZE = 1000  # examples per call of the tokenizer, which then works on all cores
 _SMALLEST_PART = 100  # of conversations
 STREAM_BATCH_SIZE = 256  # for a stream, whose batches stay in host memory: 1000 cost 60 MiB more
-_LISTS = ("input_ids", "labels", "sample_lengths")
+IMAGES_OF_SAMPLES, TOKENS_OF_IMAGES = "images_of_samples", "tokens_of_images"
+"""Columns of conversations with images: how many each sample has, and the tokens of each of them, sample by sample."""
+IMAGE_SOURCES, IMAGE_ROW = "image_sources", "image_row"
+"""Columns of a stream's, which cannot be read again: where a conversation's images are, and what messages call it."""
+
+_LISTS = ("input_ids", "labels", "sample_lengths", IMAGES_OF_SAMPLES, TOKENS_OF_IMAGES)
 _HEAD_START_SECONDS = 1.0  # for the process that shows progress
 _QUIET_WAIT_SECONDS = 5.0
 
@@ -60,6 +65,7 @@ def tokenize_split(
     to_spans: ToSpans,
     *,
     by_template: bool = False,
+    with_images: bool = False,
     encode: Encode = ONE_TEXT,
 ) -> Any:
     """`input_ids` and `labels` of every example, in their order.
@@ -70,6 +76,7 @@ def tokenize_split(
         by_template: `to_spans` returns samples whose text holds its start and end tokens, as that of chat templates
             does. It marks special tokens that the data spells itself (`SpecialTokens.as_text`); elsewhere the columns
             come to it marked.
+        with_images: of samples by template, say where their images are, too (`IMAGES_OF_SAMPLES` and more).
         encode: makes token ids of the spans; the task's (`data.tokens.encoding`).
 
     Returns:
@@ -80,22 +87,22 @@ def tokenize_split(
         ConfigError: naming the row of an example that cannot be used; for a stream, when it is read. Conversations, if
             source and target are encoded apart.
     """
-    if by_template and not encode.is_one_text:
+    if by_template and not encode.takes_templates:
         raise ConfigError(
             f"{examples.flag}: a chat template writes prompt and answer as one text, and an encoder-decoder reads them "
             "apart; give prompts and completions (--dataset instruction_dataset)"
         )
     special = SpecialTokens.of(tokenizer)
-    tokenize = _Tokenize(replace(examples, data=None), to_spans, tokenizer, encode, by_template, special)
+    tokenize = _Tokenize(replace(examples, data=None), to_spans, tokenizer, encode, by_template, special, with_images)
     examples.refuse_absent(examples.text_columns)
     examples.say_unread()
     if isinstance(examples.data, datasets.IterableDataset | RowStream):
-        return TokenizedStream(examples.data, tokenize, STREAM_BATCH_SIZE)
+        return TokenizedStream(examples.data, replace(tokenize, is_stream=True), STREAM_BATCH_SIZE)
     options: dict[str, Any] = {"batched": True, "with_indices": True, "remove_columns": examples.data.column_names}
     cache_key = _cache_key(examples, tokenizer, to_spans, encode, by_template=by_template)
     int32_lists = datasets.List(datasets.Value("int32"))
     counts = dict.fromkeys(COUNT_COLUMNS, datasets.Value("int32"))
-    columns = dict.fromkeys(_LISTS[: 3 if by_template else 2], int32_lists) | counts
+    columns = dict.fromkeys(_LISTS[: 5 if with_images else 3 if by_template else 2], int32_lists) | counts
     columns |= {UNREAD_KEYS: datasets.List(datasets.Value("string"))} if by_template else {}
     work = f"tokenizing {plural(len(examples.data), 'example')} of {examples.place}"
     parts = _parts(len(examples.data), by_template=by_template)
@@ -133,11 +140,16 @@ class _Tokenize:
     encode: Encode
     by_template: bool
     special: SpecialTokens
+    with_images: bool = False
+    is_stream: bool = False
     speaks: bool = False  # also if other processes show progress: of a stream that they share
 
     def __call__(self, batch: Batch, indices: Sequence[int]) -> dict[str, list[Any]]:
         examples = list(self._spans(batch, indices))
-        return self._conversations(examples) if self.by_template else self._texts(examples)
+        if not self.by_template:
+            return self._texts(examples)
+        columns = self._conversations(examples)
+        return columns | self._images(examples, indices) if self.with_images else columns
 
     def _texts(self, examples: list[Any]) -> dict[str, list[Any]]:
         num_empty_answers = [0] * len(examples)
@@ -170,6 +182,19 @@ class _Tokenize:
         spelled = [any(map(self._spells, samples)) for samples in of_each]
         ways = [samples.way if samples else None for samples in examples]
         return columns | self._counts(num_empty_answers, spelled, ways)
+
+    def _images(self, examples: list[ChatSamples | None], indices: Sequence[int]) -> dict[str, list[Any]]:
+        columns: dict[str, list[Any]] = {
+            IMAGES_OF_SAMPLES: [list(samples.num_images) if samples else [0] for samples in examples],
+            TOKENS_OF_IMAGES: [list(samples.image_tokens) if samples else [] for samples in examples],
+        }
+        if not self.is_stream:
+            return columns
+        sources = [tuple(samples.images) if samples else () for samples in examples]
+        return columns | {IMAGE_SOURCES: sources, IMAGE_ROW: [self._name_of(index) for index in indices]}
+
+    def _name_of(self, index: int) -> str:
+        return f"{self.examples.flag}: {self.examples.where(index)}"
 
     def _learned(self, spans: Sequence[TextSpan], num_empty_answers: int) -> Sequence[TextSpan]:
         """The spans, prompts with a loss too if that was asked for. An example whose answer is empty stays as it is."""

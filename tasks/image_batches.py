@@ -15,6 +15,7 @@ from data.batches.padding import PaddedWidth, batch_width
 from data.batches.step_loader import Unreadable
 from data.images.sequences import CaptionedImage
 from data.processors.processor_loading import blank_image, image_inputs, num_end_tokens, prompt_text
+from data.processors.written_images import TEXT_INPUTS
 from data.tokens.labels import IGNORE_INDEX, labels_to_predict, shift_left, shift_right
 from data.tokens.spans import BadExample
 from tasks.micro_batch import TensorBatch, meta_ids
@@ -23,9 +24,7 @@ from utils.errors import ConfigError, in_one_line
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
-_IMAGES_SEEN = ("cross_attention_mask", "image_attention_mask")  # by each token: Llama 3.2 Vision, Idefics
-TEXT_INPUTS = ("input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids", *_IMAGES_SEEN)
-"""The inputs that have a value for each token; all others belong to the images."""
+_IMAGES_SEEN = TEXT_INPUTS[4:]  # by each token: Llama 3.2 Vision, Idefics
 
 
 @dataclass(frozen=True)
@@ -133,7 +132,7 @@ class ImageCollator:
             labels.append(torch.cat([torch.full((num_prompt,), IGNORE_INDEX), caption]))
         lengths = np.array([len(row["input_ids"]) for row in rows])
         width = batch_width(lengths, self.width)
-        target_positions, targets = labels_to_predict(shift_left(_padded(labels, width, IGNORE_INDEX)))
+        target_positions, targets = labels_to_predict(shift_left(padded(labels, width, IGNORE_INDEX)))
         return ImageTextMicroBatch(
             inputs=self._joined(rows, inputs, width),
             target_positions=target_positions,
@@ -155,7 +154,7 @@ class ImageCollator:
         rows = [{name: row[name][0] for name in TEXT_INPUTS if name in row} for row in inputs]
         lengths = np.array([len(row["input_ids"]) for row in rows])
         target_lengths = np.array([len(caption) for caption in captions])
-        labels = _padded(captions, batch_width(target_lengths, self.width), IGNORE_INDEX)
+        labels = padded(captions, batch_width(target_lengths, self.width), IGNORE_INDEX)
         pairs = EncoderDecoderPairs.of(lengths, target_lengths)
         target_positions, targets = labels_to_predict(labels)
         return ImageTextMicroBatch(
@@ -177,9 +176,9 @@ class ImageCollator:
     ) -> dict[str, torch.Tensor]:
         # Of the captions' type, which no earlier token sees: as a part of the prompt PaliGemma would see padding.
         fillings = {"input_ids": self.padding_id, "token_type_ids": self.learned_type}
-        text = {name: _padded([row[name] for row in rows], width, fillings.get(name, 0)) for name in rows[0]}
+        text = {name: padded([row[name] for row in rows], width, fillings.get(name, 0)) for name in rows[0]}
         of_images = [name for name in inputs[0] if name not in TEXT_INPUTS]
-        return text | {name: _stacked([of_image[name] for of_image in inputs]) for name in of_images}
+        return text | {name: stacked([of_image[name] for of_image in inputs]) for name in of_images}
 
 
 def lengthened(text: Mapping[str, torch.Tensor], caption: torch.Tensor, learned_type: int) -> dict[str, torch.Tensor]:
@@ -214,26 +213,26 @@ def prompts_of_images(
     joined = {}
     for name in inputs[0]:
         if name not in TEXT_INPUTS:
-            joined[name] = _stacked([row[name] for row in inputs])
+            joined[name] = stacked([row[name] for row in inputs])
             continue
         texts = [row[name][0, : row[name].shape[1] - num_end_tokens] for row in inputs]
         filling = padding_id if name == "input_ids" else 0
-        joined[name] = torch.stack([_filled(text, width - len(text), filling, left=True) for text in texts])
+        joined[name] = torch.stack([filled(text, width - len(text), filling, left=True) for text in texts])
     return joined
 
 
-def _padded(rows: list[torch.Tensor], width: int, filling: int) -> torch.Tensor:
+def padded(rows: list[torch.Tensor], width: int, filling: int) -> torch.Tensor:
     """The rows, padded on the right: [batch, width, ...]."""
-    return torch.stack([_filled(row, width - len(row), filling) for row in rows])
+    return torch.stack([filled(row, width - len(row), filling) for row in rows])
 
 
-def _filled(row: torch.Tensor, amount: int, filling: int, *, left: bool = False) -> torch.Tensor:
+def filled(row: torch.Tensor, amount: int, filling: int, *, left: bool = False) -> torch.Tensor:
     """A row [tokens, ...] with so many tokens more at its end, or at its beginning."""
     sides = (amount, 0) if left else (0, amount)
     return F.pad(row, (0, 0) * (row.dim() - 1) + sides, value=filling)
 
 
-def _stacked(values: list[torch.Tensor]) -> torch.Tensor:
+def stacked(values: list[torch.Tensor]) -> torch.Tensor:
     """Tensors of single images one after another, along their first dimension; others are filled up with zeros.
 
     Models leave out images of zeros, which fill up those that were cut into fewer tiles than others.

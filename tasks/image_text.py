@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
 from typing import Any, ClassVar, cast
 
 import torch
@@ -15,11 +16,10 @@ from configs.run import RunConfig
 from configs.train_settings.data import DEFAULT_CONTEXT_LENGTH
 from configs.training import TrainConfig
 from data.batches.padding import padding_id
-from data.images.caption_rows import Picture
+from data.images.caption_rows import CaptionRows, Picture
 from data.images.opening import open_image
-from data.images.placeholders import Placeholders
-from data.images.sequences import ImageSequences, build_image_sequences
-from data.images.shapes import RefusalOf
+from data.images.sample_building import build_image_samples
+from data.images.sequences import build_image_sequences
 from data.processors import processor_loading
 from data.processors.image_tokens import placeholders_of
 from data.processors.processor_loading import (
@@ -30,8 +30,10 @@ from data.processors.processor_loading import (
     prompt_text,
     refusal_of_size,
 )
+from data.processors.written_images import TEXT_INPUTS, ImageWriter
+from data.sequences.causal import Truncation
 from data.sequences.reading import Reading
-from data.sequences.tokenized import TokenSequence
+from data.sequences.tokenized import Sequences, TokenSequence
 from data.tokens.encoding import Caption
 from tasks.causal_lm import CausalLM
 from tasks.generation import (
@@ -47,7 +49,6 @@ from tasks.generation import (
     sampling,
 )
 from tasks.image_batches import (
-    TEXT_INPUTS,
     DecoderIds,
     ImageCollator,
     ImageTextMicroBatch,
@@ -55,6 +56,7 @@ from tasks.image_batches import (
     lengthened,
     prompts_of_images,
 )
+from tasks.image_sample_batches import CaptionsOrSamples
 from tasks.seq2seq_lm import Seq2SeqLM, check_decoder_tokens
 from tasks.task import BatchForm, Task
 from utils.errors import ConfigError
@@ -109,11 +111,13 @@ class ImageText(Task[ImageTextMicroBatch]):
             ConfigError: for the first of them.
         """
         train = config.train_config
-        if not all(dataset.HAS_IMAGES for dataset in config.dataset_configs.values()):
+        if not all(dataset.HAS_IMAGES or dataset.MAY_HAVE_IMAGES for dataset in config.dataset_configs.values()):
             raise ConfigError(
-                f"--dataset: a model of image and text is trained on images and captions, not on {train.dataset}; give "
-                "--dataset caption_dataset"
+                "--dataset: a model of image and text is trained on captions or conversations, not on "
+                f"{train.dataset}; give --dataset caption_dataset or chat_dataset"
             )
+        if train.truncation == "split":
+            raise ConfigError("--truncation: split would part images from their text; give right, left, drop or error")
         if train.use_peft and train.peft_method != "lora":
             raise ConfigError(f"--peft_method: {train.peft_method} is for models of text alone; give lora")
 
@@ -165,27 +169,27 @@ class ImageText(Task[ImageTextMicroBatch]):
     def make_reading(
         self, processor: Any, model_config: PreTrainedConfig, train_config: TrainConfig, lengths: Sequence[int]
     ) -> Reading:
-        """Captions, cut to --max_text_length; the processor adds the tokens around them when a batch is made."""
-        build = partial(
-            _build_sequences,
-            max_text_length=train_config.max_text_length,
-            refusal_of=partial(refusal_of_size, processor),
-            placeholders=placeholders_of(processor),
-        )
-        return Reading(Caption(end_id(processor, model_config)), build)
+        """Captions, cut to --max_text_length; the processor adds the tokens around them when a batch is made.
+
+        Or conversations, whose tokens are those of their images, too.
+        """
+        is_decoder = not getattr(model_config.get_text_config(), "is_encoder_decoder", False)
+        build = _BuildSequences(processor, train_config.max_text_length)
+        return Reading(Caption(end_id(processor, model_config), takes_templates=is_decoder), build)
 
     def make_collator(
         self,
         processor: Any,
         model_config: PreTrainedConfig,
         form: BatchForm,
-    ) -> ImageCollator:
+    ) -> Callable[[list[Any]], Any]:
         """The collator of a run. Batches are not filled up with rows of padding, because each row needs an image."""
         (width,), text, decoder = form.widths, model_config.get_text_config(), None
         if getattr(text, "is_encoder_decoder", False):
             decoder = DecoderIds(text.decoder_start_token_id, text.pad_token_id)
         padding = padding_id(processor.tokenizer, form.vocab_size)
-        return ImageCollator(processor, padding, width, learned_token_type(processor), decoder)
+        captions = ImageCollator(processor, padding, width, learned_token_type(processor), decoder)
+        return CaptionsOrSamples(captions, processor, padding, width)
 
     def model_inputs(self, batch: ImageTextMicroBatch) -> dict[str, Any]:
         return batch.inputs
@@ -285,28 +289,46 @@ def _has_head(module: nn.Module, output: nn.Module) -> bool:
     return find is not None and find() is output
 
 
-def _build_sequences(
-    rows: Iterable[Mapping[str, Any]],
-    *,
-    name: str,
-    context_length: int,
-    truncation: str = "right",
-    first_row: int = 0,
-    is_part: bool = False,
-    max_text_length: int,
-    refusal_of: RefusalOf,
-    placeholders: Placeholders,
-) -> ImageSequences:
-    """The collator checks the context length, because an image's number of tokens is known once it is opened."""
-    return build_image_sequences(
-        rows,
-        name=name,
-        max_text_length=max_text_length,
-        refusal_of=refusal_of,
-        placeholders=placeholders,
-        first_row=first_row,
-        is_part=is_part,
-    )
+@dataclass
+class _BuildSequences:
+    """Makes sequences of captions, or samples of conversations, whichever the rows are.
+
+    Of captions the collator checks the context length, because it opens the image that says how many tokens it is.
+    """
+
+    processor: Any
+    max_text_length: int
+
+    def __call__(
+        self,
+        rows: Iterable[Mapping[str, Any]],
+        *,
+        name: str,
+        context_length: int,
+        truncation: Truncation = "right",
+        first_row: int = 0,
+        is_part: bool = False,
+    ) -> Sequences:
+        numbered: dict[str, Any] = {"name": name, "first_row": first_row, "is_part": is_part}
+        if isinstance(rows, CaptionRows):
+            return build_image_sequences(
+                rows,
+                max_text_length=self.max_text_length,
+                refusal_of=partial(refusal_of_size, self.processor),
+                placeholders=placeholders_of(self.processor),
+                **numbered,
+            )
+        return build_image_samples(
+            rows,
+            context_length=context_length,
+            truncation=truncation,
+            image_token=self._image_token,
+            **numbered,
+        )
+
+    @cached_property
+    def _image_token(self) -> int:
+        return ImageWriter.of(self.processor).token_id
 
 
 def end_id(processor: Any, model_config: PreTrainedConfig) -> int:

@@ -108,7 +108,7 @@ def join_sequences(parts: Sequence[Sequences]) -> Sequences:
     offsets = _join_offsets([part.offsets for part in parts])
     has_targets = any(part.has_targets for part in parts)
     counts = [field.name for field in fields(Sequences) if field.name.startswith("num_")]
-    return Sequences(
+    return type(parts[0])(
         input_ids=np.concatenate([part.input_ids for part in parts]),
         labels=np.concatenate([part.labels for part in parts]),
         offsets=offsets,
@@ -116,6 +116,7 @@ def join_sequences(parts: Sequence[Sequences]) -> Sequences:
         source_rows=np.concatenate([part.source_rows + global_row(i, 0) for i, part in enumerate(parts)]),
         length_flags=parts[0].length_flags,
         **{name: sum(getattr(part, name) for part in parts) for name in counts},
+        **parts[0].more_of_joined(parts),
     )
 
 

@@ -69,7 +69,7 @@ class Pictures:
             BadExample: if it cannot be.
         """
         row = self.example(index)
-        image = open_image(image_source(row[self.image_column], self.image_column, self.folder))
+        image = open_image(image_source(row[self.image_column], f"column {self.image_column}", self.folder))
         return Picture(image, str(row[self.prompt_column]) if self.prompt_column else self.prompt)
 
     def describe(self, index: int, error: BadExample) -> str:
@@ -142,7 +142,7 @@ class Pictures:
             return error
 
     def _source(self, index: int) -> ImageSource:
-        return image_source(self.example(index)[self.image_column], self.image_column, self.folder)
+        return image_source(self.example(index)[self.image_column], f"column {self.image_column}", self.folder)
 
 
 @dataclass(frozen=True)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import base64
 import io
 from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -16,8 +17,20 @@ from utils.errors import in_one_line
 from utils.git_lfs import PULL, is_pointer
 from utils.optional_packages import import_optional
 
-ImageSource = Path | bytes
-"""A file, or its contents."""
+
+class FilePart(NamedTuple):
+    """Some bytes of a file, such as a member of a tar archive."""
+
+    path: Path
+    offset: int  # bytes
+    size: int  # bytes
+
+
+ImageSource = Path | bytes | FilePart
+"""A file, its contents, or a part of a file."""
+
+_TURNED = range(5, 9)  # values of EXIF's orientation with which width and height change places
+_ORIENTATION = 0x0112
 
 
 def import_pillow() -> ModuleType:
@@ -31,38 +44,58 @@ def import_pillow() -> ModuleType:
     )
 
 
-def image_source(value: Any, column: str, folder: Path | None) -> ImageSource:
-    """Where an image is: a cell of a table names its file, or holds `bytes` or `path` as the datasets library does.
+def image_source(value: Any, what: str, folder: Path | None) -> ImageSource:
+    """Where an image is: a value names its file, or holds `bytes` or `path` as the datasets library does.
 
     Args:
+        what: the value is, for messages: "column image".
         folder: that relative paths start from; None if the data is not in files of one folder.
 
     Raises:
-        BadExample: if the cell names no file, or one that is not there.
+        BadExample: if it names no file, or one that is not there.
     """
     if isinstance(value, Mapping):
         if isinstance(value.get("bytes"), bytes):
             return value["bytes"]
-        value = value.get("path")
+        path, offset, size = (value.get(name) for name in FilePart._fields)
+        if isinstance(path, str) and isinstance(offset, int) and isinstance(size, int):
+            return FilePart(Path(path), offset, size)
+        value = path
     if isinstance(value, bytes):
         return value
     if not isinstance(value, str) or not value.strip():
         kind = "empty" if value is None or value == "" else type(value).__name__
-        raise BadExample(f"column {column} is no image and no path of one but {kind}")
+        raise BadExample(f"{what} is no image and no path of one but {kind}")
+    if value.startswith("data:"):
+        return _decoded(value, what)
+    value = value.removeprefix("file://")
     if "://" in value:
-        raise BadExample(f"column {column}: {value} is a URL, and images are not downloaded; give their files")
+        raise BadExample(f"{what}: {value} is a URL, and images are not downloaded; give their files")
     path = Path(value).expanduser()
     if not path.is_absolute():
         if folder is None:
-            raise BadExample(f"column {column}: {value} starts from no folder; give absolute paths")
+            raise BadExample(f"{what}: {value} starts from no folder; give absolute paths")
         path = folder / path
     if not path.is_file():
-        raise BadExample(f"column {column}: there is no file {path}")
+        raise BadExample(f"{what}: there is no file {path}")
     return path
 
 
+def _decoded(uri: str, what: str) -> bytes:
+    """The bytes of a data URI, `data:image/png;base64,...` (RFC 2397)."""
+    header, _, data = uri.partition(",")
+    try:
+        if not header.endswith(";base64"):
+            raise ValueError("it is not base64")
+        return base64.b64decode(data, validate=True)
+    except ValueError as error:
+        raise BadExample(f"{what}: its data URI cannot be read ({error})") from error
+
+
 def read_size(source: ImageSource) -> Size:
-    """An image's width and height, by its header. Pixels are not decoded: a file that was cut off may still be broken.
+    """An image's width and height as its camera was held, by its header.
+
+    Pixels are not decoded: a file that was cut off may still be broken.
 
     Raises:
         BadExample: if it is none.
@@ -70,7 +103,8 @@ def read_size(source: ImageSource) -> Size:
     image_module = import_pillow()
     try:
         with image_module.open(_opened(source)) as image:
-            size: Size = image.size
+            width, height = image.size
+            size: Size = (height, width) if image.getexif().get(_ORIENTATION) in _TURNED else (width, height)
     except Exception as error:  # each format has its own
         raise BadExample(_broken(source, error)) from error
     if min(size) < 1:
@@ -103,10 +137,16 @@ def _in_8_bits(image: Any) -> Any:
 
 
 def _opened(source: ImageSource) -> Any:
+    if isinstance(source, FilePart):
+        with source.path.open("rb") as file:
+            file.seek(source.offset)
+            return io.BytesIO(file.read(source.size))
     return io.BytesIO(source) if isinstance(source, bytes) else source
 
 
 def name_of(source: ImageSource) -> str:
+    if isinstance(source, FilePart):
+        return f"at byte {source.offset:,} of {source.path}"
     return f"of {len(source):,} bytes" if isinstance(source, bytes) else str(source)
 
 
@@ -114,6 +154,6 @@ def _broken(source: ImageSource, error: Exception) -> str:
     reason = in_one_line(error)
     if isinstance(source, Path) and is_pointer(source):
         reason = PULL
-    if isinstance(source, bytes):
+    if not isinstance(source, Path):
         reason = reason.replace(f"'{io.BytesIO.__name__}'", "them")
     return f"image {name_of(source)} cannot be read ({reason})"

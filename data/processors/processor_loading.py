@@ -15,10 +15,10 @@ from data.images.shapes import Size
 from data.processors.sentencepiece_files import check_conversion, find_sentencepiece
 from data.processors.tokenizer_loading import add_special_tokens, check_special_tokens, tokenizer_of
 from data.processors.without_videos import load_without_videos
+from utils.chat_rendering import render_chat
 from utils.errors import ConfigError, in_one_line
 from utils.hub import check_on_hub, explain
 from utils.rust_panics import panics_as_errors
-from utils.template_date import give_date
 
 BLANK_SIZE = (32, 32)  # pixels of the image of a batch without rows
 
@@ -111,8 +111,9 @@ def prompt_text(processor: Any, prompt: str) -> str:
     if getattr(processor, "chat_template", None):
         content = [{"type": "image"}, *([{"type": "text", "text": prompt}] if prompt else [])]
         messages = [{"role": "user", "content": content}]
-        give_date(processor.tokenizer, processor.chat_template)
-        return processor.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        # Not by the processor's own method: SmolVLM's asks its part for videos, which is left out.
+        values = {**processor.tokenizer.special_tokens_map, "add_generation_prompt": True}
+        return render_chat(processor.chat_template, messages, processor.tokenizer, **values)[0][0]
     writes_it_itself = hasattr(processor, "num_query_tokens")  # BLIP-2 and InstructBLIP
     return prompt if writes_it_itself or not placeholder or placeholder in prompt else f"{placeholder}{prompt}"
 

@@ -59,6 +59,13 @@ def cut_sequences(flat: Sequences, *, name: str, context_length: int, truncation
     Raises:
         ConfigError: under `error`, for the first sequence that is too long.
     """
+    return cut_and_kept(flat, name=name, context_length=context_length, truncation=truncation)[0]
+
+
+def cut_and_kept(
+    flat: Sequences, *, name: str, context_length: int, truncation: Truncation
+) -> tuple[Sequences, np.ndarray]:
+    """The same, and for each the index of the sequence that it is, or is a part of."""
     num_split = num_parts = 0
     whole = np.arange(len(flat))  # the sequence that each one is a part of
     if truncation == "split":
@@ -92,7 +99,7 @@ def cut_sequences(flat: Sequences, *, name: str, context_length: int, truncation
         input_ids, labels = input_ids[is_token_kept], labels[is_token_kept]
     offsets = np.concatenate([[0], np.cumsum(lengths_kept)]).astype(np.int64)
     labels[offsets[:-1]] = IGNORE_INDEX  # nothing precedes a first token
-    return Sequences(
+    cut = Sequences(
         input_ids=input_ids,
         labels=labels,
         offsets=offsets,
@@ -109,6 +116,7 @@ def cut_sequences(flat: Sequences, *, name: str, context_length: int, truncation
         **{name: getattr(flat, name) for name in COUNT_COLUMNS},
         num_misplaced_labels=int(((labels != IGNORE_INDEX) & (labels != input_ids)).sum()),
     )
+    return cut, whole[kept]
 
 
 def split_sequences(flat: Sequences, context_length: int) -> tuple[Sequences, np.ndarray]:

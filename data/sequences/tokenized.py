@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -81,6 +81,10 @@ class Sequences:
 
     def __iter__(self) -> Iterator[TokenSequence]:
         return (self[index] for index in range(len(self)))
+
+    def more_of_joined(self, parts: Sequence[Sequences]) -> dict[str, Any]:
+        """The fields besides those of this class, of these sequences end to end (`data.batches.mixing`)."""
+        return {}
 
     @property
     def lengths(self) -> np.ndarray:

@@ -49,6 +49,7 @@ class SplitExamples:
     as_written: AsWritten = field(default_factory=dict)  # by column: makes of a stored value what was written
     skips_bad_rows: bool = False
     is_training: bool = True
+    reads_images: bool = False  # for a model of image and text
 
     @property
     def name(self) -> str:
@@ -170,11 +171,15 @@ class SplitExamples:
         unread = [
             name
             for name in self.all_columns
-            if name not in self.columns or name in MEDIA_COLUMNS or name in self.learned_columns
+            if name not in self.columns or self._is_looked_for(name) or name in self.learned_columns
         ]
         if unread and self.is_training and shows_progress():
             names = ", ".join(name or "one without a name" for name in unread)
             print_line(f"{self.name}: columns that are not read: {names}")
+
+    def _is_looked_for(self, name: str) -> bool:
+        """Whether a column is read to refuse what it holds."""
+        return name in MEDIA_COLUMNS and not (self.reads_images and name in ("image", "images"))
 
     def say_unread_keys(self, keys: Sequence[str]) -> None:
         """Name keys of turns that no one reads."""

@@ -25,6 +25,10 @@ class Encode(Protocol):
     def is_one_text(self) -> bool:
         """Whether an example is one text, in which a prompt leads to the answer; else source and target are apart."""
 
+    @property
+    def takes_templates(self) -> bool:
+        """Whether it takes a text that a chat template wrote, prompts and answers in one."""
+
     def __call__(
         self,
         examples: Sequence[Sequence[TextSpan]],
@@ -49,6 +53,7 @@ class OneText:
     """
 
     is_one_text = True
+    takes_templates = True
 
     def __call__(
         self,
@@ -80,6 +85,7 @@ class SourceAndTarget:
 
     source_prefix: str = ""
     is_one_text = False
+    takes_templates = False
 
     def __call__(
         self,
@@ -106,9 +112,13 @@ class SourceAndTarget:
 
 @dataclass(frozen=True)
 class Caption:
-    """For a model of image and text: the caption alone, and the token that ends it. A processor writes the rest."""
+    """For a model of image and text: the caption alone, and the token that ends it. A processor writes the rest.
+
+    What a chat template wrote is one text, as for a causal model.
+    """
 
     end_id: int
+    takes_templates: bool = False
     is_one_text = False
 
     def __call__(
@@ -121,6 +131,8 @@ class Caption:
     ) -> TokenColumns:
         from data.tokens.loss_mask import no_tokens, tokenize_spans
 
+        if by_template:
+            return tokenize_spans(examples, tokenizer, special=special)
         columns = tokenize_spans(examples, tokenizer, end=[self.end_id], special=special)
         for place, spans in enumerate(examples):
             if not any(span.has_loss for span in spans):

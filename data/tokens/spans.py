@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import StrEnum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 
 class BadExample(ValueError):
@@ -37,3 +37,6 @@ class ChatSamples(NamedTuple):
     way: MaskWay | None  # None: the row itself says what is learned
     num_empty_answers: int = 0  # that have no loss because they are empty
     unread_keys: tuple[str, ...] = ()  # of its turns: what they say is lost
+    num_images: Sequence[int] = ()  # of each sample: the first of the conversation's
+    image_tokens: Sequence[int] = ()  # of each image of each sample, the tokens that stand for it
+    images: Sequence[Any] = ()  # where each is (`data.images.opening.ImageSource`)

@@ -1,0 +1,116 @@
+"""Batches of conversations with images have the pixels, tokens and losses of transformers' processor and model."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+from transformers import AutoModelForImageTextToText
+
+from data.batches.padding import PaddedWidth
+from data.batches.step_loader import Unreadable
+from data.processors.written_images import ImageWriter
+from tasks.image_batches import ImageTextMicroBatch
+from tasks.image_sample_batches import ImageSampleCollator
+from tests.helpers.image_chats import chat_processor, flat_picture, read_chats, save_chat_model
+from tests.helpers.image_models import captioned
+
+FAMILIES = ["qwen2_vl", "qwen2_5_vl", "gemma3", "idefics3", "llava"]
+
+
+def write_chats(folder: Path) -> Path:
+    """Two pictures in two turns, a text alone, and three pictures of other sizes in one turn."""
+    for number, (picture, _) in enumerate(captioned(2)):
+        picture.save(folder / f"{number}.png")
+    for number, size in enumerate([(64, 40), (32, 32), (40, 90)], 2):
+        Image.effect_noise(size, 80).convert("RGB").save(folder / f"{number}.png")
+    says = [
+        (["<image>one red circle", "blue", "<image>\nred ?", "two"], ["0.png", "1.png"]),
+        (["one red", "two blue circles"], []),
+        (["<image><image> and <image>", "three green"], ["2.png", "3.png", "4.png"]),
+    ]
+    rows = []
+    for texts, images in says:
+        turns = [{"role": role, "content": text} for role, text in zip(["user", "assistant"] * 2, texts, strict=False)]
+        rows.append({"messages": turns, "images": images})
+    table = folder / "train.jsonl"
+    table.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return table
+
+
+def collator_of(processor: Any, multiple: int = 1) -> ImageSampleCollator:
+    return ImageSampleCollator(ImageWriter.of(processor), 0, PaddedWidth(multiple, 1024))
+
+
+def losses_of(model: Any, batch: Any) -> torch.Tensor:
+    """The loss of each label token, in the order of its place."""
+    logits = model(**batch.inputs).logits.flatten(0, 1)[batch.target_positions]
+    return torch.nn.functional.cross_entropy(logits, batch.targets, reduction="none")
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@torch.no_grad()
+def test_a_batch_has_the_losses_of_each_of_its_samples_by_the_processor_alone(name: str, tmp_path: Path) -> None:
+    model = AutoModelForImageTextToText.from_pretrained(save_chat_model(name, tmp_path / "model")).eval()
+    processor = chat_processor(name)
+    samples = read_chats(processor, write_chats(tmp_path))
+    batch = collator_of(processor, 16)([[sample] for sample in samples])
+    assert isinstance(batch, ImageTextMicroBatch)
+    rows = [json.loads(line) for line in (tmp_path / "train.jsonl").read_text().splitlines()]
+    expected = []
+    for row, sample in zip(rows, samples, strict=True):
+        messages = [{**turn, "content": _parts(turn["content"])} for turn in row["messages"]]
+        text = processor.tokenizer.apply_chat_template(messages, chat_template=processor.chat_template, tokenize=False)
+        images = [Image.open(tmp_path / image) for image in row["images"]]
+        options = {"images": [images]} if images else {}
+        inputs = processor(text=[text], return_tensors="pt", add_special_tokens=False, **options)
+        inputs.pop("labels", None)
+        assert inputs["input_ids"][0].tolist() == sample.input_ids.tolist()
+        logits = model(**inputs).logits[0, :-1]
+        labels = torch.from_numpy(sample.labels.astype("int64"))[1:]
+        expected.append(torch.nn.functional.cross_entropy(logits, labels, reduction="none")[labels != -100])
+    assert torch.allclose(losses_of(model, batch), torch.cat(expected), atol=1e-5)
+    assert batch.num_tokens == sum(len(sample.input_ids) for sample in samples)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@torch.no_grad()
+def test_a_batch_without_an_image_runs_the_vision_encoder_and_has_the_same_losses(name: str, tmp_path: Path) -> None:
+    model = AutoModelForImageTextToText.from_pretrained(save_chat_model(name, tmp_path / "model")).eval()
+    processor = chat_processor(name)
+    samples = read_chats(processor, write_chats(tmp_path))
+    collate = collator_of(processor)
+    alone, mixed = collate([[samples[1]]]), collate([[samples[1]], [samples[0]]])
+    assert isinstance(alone, ImageTextMicroBatch)
+    assert isinstance(mixed, ImageTextMicroBatch)
+    assert "pixel_values" in alone.inputs
+    assert len(alone.inputs["input_ids"]) == 2
+    assert alone.num_tokens == len(samples[1].input_ids)
+    own = alone.num_label_tokens
+    assert torch.allclose(losses_of(model, alone), losses_of(model, mixed)[:own], atol=1e-5)
+    assert alone.source_rows == (1,)
+
+
+def test_an_image_that_changed_since_its_row_was_read_ends_the_run_with_the_row(tmp_path: Path) -> None:
+    processor = chat_processor("qwen2_vl")
+    samples = read_chats(processor, write_chats(tmp_path))
+    flat_picture(tmp_path / "3.png", (0, 0, 0), (32, 200))
+    found = collator_of(processor)([[samples[2]]])
+    assert isinstance(found, Unreadable)
+    assert "row 3: its images are" in found.message
+    (tmp_path / "3.png").unlink()
+    found = collator_of(processor)([[samples[2]]])
+    assert isinstance(found, Unreadable)
+    assert "row 3: image 2: there is no file" in found.message
+
+
+def _parts(text: str) -> list[dict[str, str]]:
+    parts: list[dict[str, str]] = []
+    for number, part in enumerate(text.split("<image>")):
+        parts += [{"type": "image"}] if number else []
+        parts += [{"type": "text", "text": part}] if part else []
+    return parts
