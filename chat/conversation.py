@@ -47,7 +47,7 @@ class ChatSettings(Protocol):
     @property
     def learn_empty_answers(self) -> bool: ...
     @property
-    def images_column(self) -> str | None: ...
+    def image_column(self) -> str | None: ...
     def role_names(self) -> dict[str, str]: ...
 
 
@@ -68,7 +68,7 @@ class Conversation:
 def columns_to_read(config: ChatSettings, *, with_images: bool = False) -> tuple[str, ...]:
     """The columns that `read_conversation` looks for; `with_images`, if it takes images."""
     others = (config.tools_column, _FUNCTIONS, _SYSTEM, _KWARGS, _MASK_HISTORY, *MEDIA_COLUMNS)
-    more = (*(BESIDE_PREFERENCES if config.preference else ()), *filter(None, [config.images_column]))
+    more = (*(BESIDE_PREFERENCES if config.preference else ()), *filter(None, [config.image_column]))
     more = (*more, *SINGLE_COLUMNS) if with_images else more
     return (*turn_columns(config), *PROMPT_COLUMNS, *PREFERENCE_COLUMNS, *others, *more)
 
@@ -105,7 +105,7 @@ def read_conversation(
     if takes_images:
         example = with_turns(example, turn_columns(config))
     prompt, turns, is_good = _find_turns(example, config, names)
-    images = RowImages.of(columns, [*prompt, *turns], config.images_column) if takes_images else None
+    images = RowImages.of(columns, [*prompt, *turns], config.image_column) if takes_images else None
     drop_nulls = bool(nested_columns - {config.tools_column, _FUNCTIONS})
     read = [_read_turn(number, turn, names, drop_nulls, images) for number, turn in enumerate([*prompt, *turns], 1)]
     before = _with_parallel_calls(read[: len(prompt)], prompt, names)

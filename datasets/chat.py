@@ -48,7 +48,7 @@ class ChatDataset(DataSource):
     preference: Literal["chosen"] | None = setting(
         None, "of preference data (chosen and rejected, label, kto_tag), learn the good answers; unset: refuse it"
     )
-    images_column: str | None = setting(None, "column with a row's images; unset: images, or image")
+    image_column: str | None = setting(None, "column with a row's images; unset: images, or image")
     image_folder: str | None = setting(
         None, "folder that paths of images start from; unset: that of the data's own files", is_path=True
     )

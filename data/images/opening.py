@@ -104,12 +104,19 @@ def read_size(source: ImageSource) -> Size:
     try:
         with image_module.open(_opened(source)) as image:
             width, height = image.size
-            size: Size = (height, width) if image.getexif().get(_ORIENTATION) in _TURNED else (width, height)
+            size: Size = (height, width) if _is_turned(image) else (width, height)
     except Exception as error:  # each format has its own
         raise BadExample(_broken(source, error)) from error
     if min(size) < 1:
         raise BadExample(f"image {name_of(source)} has no pixels")
     return size
+
+
+def _is_turned(image: Any) -> bool:
+    """Whether an image's camera was held so that width and height change places."""
+    if image.format == "PNG" and "exif" not in image.info:
+        return False  # Pillow would decode the pixels, to look for it behind them
+    return image.getexif().get(_ORIENTATION) in _TURNED
 
 
 def open_image(source: ImageSource) -> Any:

@@ -69,7 +69,7 @@ def test_a_shape_that_the_processor_refuses_is_named_before_weights_are_read(mod
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ("--dataset text_dataset", "--dataset: a model of image and text is trained on images and captions"),
+        ("--dataset text_dataset", "--dataset: a model of image and text is trained on captions or conversations"),
         ("--batching_strategy packing", "--batching_strategy: packing is for causal language models"),
         ("--task causal_lm", "--task: "),
         ("--use_peft --peft_method llama_adapter", "--peft_method: llama_adapter is for models of text alone"),

@@ -120,7 +120,7 @@ def test_a_language_model_inside_a_larger_one_is_refused(bench: Bench) -> None:
     vision |= {"image_size": 28, "patch_size": 14}
     Gemma3Config(text_config=text, vision_config=vision, mm_tokens_per_image=4).save_pretrained(model)
     message = bench.refused("--model_name", str(model), "--random_weights")
-    assert "--dataset: a model of image and text is trained on images and captions" in message
+    assert "--dataset: a model of image and text is trained on captions or conversations" in message
     message = bench.refused("--model_name", str(model), "--random_weights", "--task", "causal_lm")
     assert "--model_name" in message
     assert "Gemma3ForConditionalGeneration" in message
