@@ -1,46 +1,78 @@
-"""From the command to the end of the first optimizer step: seconds by part, with empty and filled caches.
+"""From the command to the end of the third optimizer step: seconds by part, and the state of the caches before.
 
-    python -m benchmarks.start_up                                      TinyLlama-1.1B's shape on a GPU, default flags
-    python -m benchmarks.start_up --shape tiny --length 512 --batch 2 -- --use_peft               on a CPU
+    python -m benchmarks.start_up                                  TinyLlama-1.1B's shape on a GPU, default flags
+    python -m benchmarks.start_up --shape llama8b --batch 2 --length 4096 -- --pure_bf16 --use_peft
+    python -m benchmarks.start_up --shape tiny --length 512 --batch 2                                   on a CPU
 
-Random rows and weights of a named shape. Four starts: the system's cache of files without those of Python's packages
-(other processes that use them keep them there) and compiler caches empty; then files cached; then compiler caches
-filled, twice. Parts are the functions that `preparation.prepare.prepare` calls; those below 0.05 s are "other".
+Random rows and weights of a named shape. Four starts: with the files that a start reads dropped from the system's cache
+(other processes that use them keep them there) and nothing compiled before; files cached; compiled code kept; again.
+The run is one of --steps steps, and is ended after the third: whether it compiles depends on its length.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping, Sequence
+from importlib.metadata import version
 from pathlib import Path
-
-import torch
 
 from benchmarks.runs.launch import ROOT
 from benchmarks.runs.shapes import SHAPES, make_shape
-from benchmarks.runs.start_parts import LEAST_SECONDS
+from tools.network.one_machine import compiles_at_each_start
 
-STARTS = (
-    "files not cached, compiler caches empty",
-    "files cached, compiler caches empty",
-    "files cached, compiler caches filled",
-    "the same again",
-)
+CACHES = ("TORCHINDUCTOR", "TRITON", "FLASH_ATTENTION_CUTE_DSL")  # as in utils/compiled_code.py
+STARTS = ("cold files, nothing compiled", "warm files, nothing compiled", "compiled code kept", "the same again")
+STEPS_PER_EPOCH = 4  # one more than are looked at
+BETWEEN_SAMPLES = 1 << 18  # bytes
+FILES_READ = """
+import json, sys, finetuning
+specs = [spec for module in list(sys.modules.values()) if (spec := vars(module).get("__spec__"))]
+files = {str(spec.cached or spec.origin) for spec in specs}
+files |= {line.split(maxsplit=5)[-1].strip() for line in open("/proc/self/maps") if ".so" in line}
+print(json.dumps(sorted(file for file in files if file.startswith("/"))))
+"""
 
 
-def forget_files() -> int:
-    """Drop the files of Python's packages from the system's cache; how many were asked for."""
-    packages = Path(torch.__file__).parents[1]
-    files = [path for path in packages.rglob("*") if path.suffix in (".py", ".pyc", ".so") or ".so." in path.name]
+def files_of_imports() -> list[Path]:
+    """The bytecode and libraries that `import finetuning` reads. It is imported in a process of its own."""
+    done = subprocess.run([sys.executable, "-c", FILES_READ], cwd=ROOT, capture_output=True, text=True, check=True)
+    return [path for path in map(Path, json.loads(done.stdout.splitlines()[-1])) if path.is_file()]
+
+
+def forget(files: Sequence[Path]) -> None:
+    """Drop these files from the system's cache."""
     for path in files:
         with path.open("rb") as file:
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-    return len(files)
+
+
+def share_cached(files: Sequence[Path]) -> float | None:
+    """The share of these files, by samples, that the system has in its cache; None if it cannot be asked."""
+    found: list[bool] = []
+    for path in files:
+        with path.open("rb", buffering=0) as file:
+            for place in range(0, max(1, path.stat().st_size), BETWEEN_SAMPLES):
+                try:
+                    os.preadv(file.fileno(), [bytearray(1)], place, os.RWF_NOWAIT)
+                except BlockingIOError:
+                    found.append(False)
+                except OSError:
+                    return None  # not of this file system
+                else:
+                    found.append(True)
+    return sum(found) / max(1, len(found))
+
+
+def mebibytes_in(folder: Path) -> float:
+    """The size of all files below it."""
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) / 2**20
 
 
 def start(flags: list[str], file: Path, environment: dict[str, str]) -> dict[str, float]:
@@ -54,18 +86,50 @@ def start(flags: list[str], file: Path, environment: dict[str, str]) -> dict[str
     if run.returncode or not file.exists():
         raise SystemExit(f"{run.stdout}{run.stderr}\nerror: the run ended with status {run.returncode}")
     parts: dict[str, float] = json.loads(file.read_text())
+    compute = [line.strip() for line in run.stdout.splitlines() if line.startswith("compute ")]
+    print(f"{parts['to the end of step 3']:.1f} s; {' '.join(compute)}", flush=True)
     return parts
 
 
-def table(columns: list[dict[str, float]]) -> str:
-    """In Markdown: a row for each part that took 0.05 s in one of the starts."""
-    names = list(dict.fromkeys(name for column in columns for name in column))
-    shown = [name for name in names if name == "other" or max(c.get(name, 0.0) for c in columns) >= LEAST_SECONDS]
-    for column in columns:
-        column["other"] += sum(seconds for name, seconds in column.items() if name not in shown)
-    rows = [f"| {name} | " + " | ".join(f"{c.get(name, 0.0):.2f}" for c in columns) + " |" for name in shown]
-    heading = "| seconds | " + " | ".join(STARTS) + " |\n|---|" + "---:|" * len(STARTS)
-    return "\n".join([heading, *rows])
+def table(columns: Sequence[dict[str, float]], states: Mapping[str, Sequence[str]]) -> str:
+    """In Markdown: the state of the caches before each start, then its parts.
+
+    Args:
+        states: by their names, a word for each start.
+    """
+    rows = [[name, *words] for name, words in states.items()]
+    rows += [[name, *(f"{column[name]:.2f}" for column in columns)] for name in columns[0]]
+    heading = f"| | {' | '.join(STARTS[: len(columns)])} |\n|---|" + "---:|" * len(columns)
+    return "\n".join([heading, *(f"| {' | '.join(row)} |" for row in rows)])
+
+
+def flags_of(model: Path, options: argparse.Namespace) -> list[str]:
+    """Those of a run with default settings, which neither evaluates nor saves."""
+    flags = ["--model_name", str(model), "--random_weights", "--run_validation", "False", "--save_model", "False"]
+    flags += ["--dataset", f"{ROOT}/benchmarks/runs/random_rows.py:get_rows", "--save_every_steps", "0"]
+    flags += ["--context_length", str(options.length), "--batch_size_training", str(options.batch)]
+    flags += ["--max_train_step", str(options.steps), "--num_epochs", str(math.ceil(options.steps / STEPS_PER_EPOCH))]
+    return [*flags, *options.flags]
+
+
+def measure(flags: list[str], folder: Path, environment: dict[str, str]) -> str:
+    """Four starts; a table of them."""
+    columns, states = [], dict[str, list[str]]({"files cached before": [], "compiled code before, MiB": []})
+    files = files_of_imports()
+    size = sum(path.stat().st_size for path in files) / 2**20
+    print(f"imports read {len(files):,} files of {size:,.0f} MiB")
+    for number, name in enumerate(STARTS):
+        caches = folder / f"compiled-{min(number, 1)}"  # those of the first start go
+        variables = {f"{library}_CACHE_DIR": str(caches / library) for library in CACHES}
+        if number == 0:
+            forget(files)
+        share = share_cached(files)
+        states["files cached before"].append("unknown" if share is None else f"{100 * share:.0f} %")
+        states["compiled code before, MiB"].append(f"{mebibytes_in(caches):.1f}")
+        print(f"{name}: ", end="", flush=True)
+        output = ["--output_dir", str(folder / f"run-{number}")]
+        columns.append(start([*flags, *output], folder / f"parts-{number}.json", environment | variables))
+    return table(columns, states)
 
 
 def main() -> None:
@@ -73,28 +137,18 @@ def main() -> None:
     parser.add_argument("--shape", choices=sorted(SHAPES), default="tinyllama")
     parser.add_argument("--length", type=int, default=2048)
     parser.add_argument("--batch", type=int, default=8)
+    parser.add_argument("--steps", type=int, default=1000, help="of the run, at least 3")
     parser.add_argument("flags", nargs="*", help="of finetuning.py, after --")
     options = parser.parse_args()
+    uncompiled = [name for name in ("torch", "transformers") if compiles_at_each_start(name)]
+    bytecode = f"not that of {', '.join(uncompiled)}" if uncompiled else "kept"
+    print(f"torch {version('torch')}, transformers {version('transformers')}, Python's bytecode: {bytecode}")
     with tempfile.TemporaryDirectory() as temporary:
         model = Path(temporary) / options.shape
         make_shape(model, options.shape)
-        environment = os.environ | {"ROW_LENGTH": str(options.length), "NUM_ROWS": str(2 * options.batch)}
-        environment |= {f"{name}_CACHE_DIR": f"{temporary}/{name}" for name in ("TORCHINDUCTOR", "TRITON")}
-        flags = ["--model_name", str(model), "--random_weights", "--run_validation", "False", "--save_model", "False"]
-        flags += ["--dataset", f"{ROOT}/benchmarks/runs/random_rows.py:get_rows", "--save_every_steps", "0"]
-        flags += ["--context_length", str(options.length), "--batch_size_training", str(options.batch)]
-        flags += ["--max_train_step", "2", *options.flags]
-        columns = []
-        for number, caches in enumerate(STARTS):
-            if number == 0:
-                print(f"{forget_files():,} files are to leave the system's cache", flush=True)
-            if number == 1:  # caches of the first start go
-                environment |= {f"{name}_CACHE_DIR": f"{temporary}/{name}-2" for name in ("TORCHINDUCTOR", "TRITON")}
-            output = Path(temporary) / f"run-{number}"
-            parts = start([*flags, "--output_dir", str(output)], Path(temporary) / f"parts-{number}.json", environment)
-            print(f"{parts['to the end of the first step']:.1f} s, {caches}", flush=True)
-            columns.append(parts)
-    print(table(columns))
+        rows = options.batch * min(options.steps, STEPS_PER_EPOCH)
+        environment = os.environ | {"ROW_LENGTH": str(options.length), "NUM_ROWS": str(rows)}
+        print(measure(flags_of(model, options), Path(temporary), environment))
 
 
 if __name__ == "__main__":

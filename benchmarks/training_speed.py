@@ -114,7 +114,7 @@ ROWS["llama8b-lora-batch8"] = Workload("llama8b", 2, 4096, [*LORA, "--compile"],
 # fp32 weights, gradients and moments of 8B parameters are 120 GiB: one GPU needs its moments in host memory.
 OFFLOADED = ["--optimizer_cpu_offload", "--activation_checkpointing", "full"]
 ROWS["llama8b-mixed-batch8"] = Workload("llama8b", 2, 4096, ["--compile", *OFFLOADED], accumulation=4)
-# The models of today, by default flags but for the adapter: whether they compile, pack and fit is the run's own choice.
+# The models of today, by default flags but for the adapter: whether they pack and fit is the run's own choice.
 ON_ATTENTION = [*LORA, "--lora_config.target_modules", "q_proj,k_proj,v_proj,o_proj", "--lora_config.r", "16"]
 ON_ALL = [*LORA, "--lora_config.target_modules", "all-linear"]
 ON_ALL_IN_4_BITS = [*ON_ALL, "--quantization", "4bit", "--use_double_quant"]
@@ -200,6 +200,8 @@ def run(name: str, row: Workload, steps: int, extra: list[str], folder: Path, gp
         flags += ["--save_every_steps", "0", "--save_every_minutes", "0"]
     flags += ["--context_parallel_size", str(row.num_sharing)] if row.num_sharing > 1 else []
     flags += [*row.flags, *extra]
+    if "--compile" not in flags:
+        flags.append("--compile")  # by default so few steps are not, but they stand for many
     by_torchrun = row.nproc > 1 or "--enable_fsdp" in flags
     launcher = f"torchrun --nproc_per_node {row.nproc}" if by_torchrun else "python"
     print("$", launcher, "finetuning.py", *flags, flush=True)

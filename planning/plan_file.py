@@ -45,6 +45,11 @@ class PlanAtStart(NamedTuple):
         """The name of the devices; None if the run could not be planned."""
         return None if self.network is None else self.network.hardware.card.name
 
+    @property
+    def seconds_per_run(self) -> float | None:
+        """Of all steps and evaluations; None if they could not be planned."""
+        return None if self.values is None else self.values.get("seconds_per_run")
+
     def check_host(self, config: RunConfig) -> None:
         """Refuse a run that moves more to host memory than there is: the kernel would end it without a word.
 

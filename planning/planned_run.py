@@ -21,6 +21,7 @@ from planning.memory.row_lengths import RowLengths, rows_of_run
 from planning.memory.run_memory import plan_memory
 from planning.model.planned_model import PlannedModel, build_planned_model, with_checkpointing
 from policies.activations.checkpointing import Checkpointing
+from policies.compilation.choice import uncompiled, why_too_short
 from ranks.environment import Environment
 from resolving.data_facts import DataFacts
 from resolving.resolved import Resolved, resolve, with_choice
@@ -92,6 +93,10 @@ def plan_of(
         model, memory, line = choose_offloading(model, hardware.card, rows)
         choices += (line,)
     time = time_of(model, hardware, rows, data, moved_bytes=memory.moved_gib * GIB)
+    too_short = why_too_short(time.seconds_per_run) if time is not None and resolved.chose_to_compile else None
+    if too_short is not None:
+        config = uncompiled(config, too_short)
+        return plan_of(config, hardware, data, checkpointing=checkpointing, resumed_size=resumed_size)
     time_notes = (why_no_time(model, hardware),) if time is None else time.notes
     notes = (*resolved.config.notes, *resolved.notes, *model.empty.notes, *model.adapted.notes, *data.notes, *choices)
     notes += (*memory.notes, *filter(None, time_notes))

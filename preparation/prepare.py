@@ -91,9 +91,9 @@ def prepare(config: RunConfig, env: Environment, watchdog: Watchdog, lock: RunLo
     # Facts in which all ranks must agree, and choices that decide how the model is built.
     check_agreement(facts_found(inputs))
     checkpoint = find_checkpoint(resume.folder, inputs, env)
-    resolved = agree_on_attention(agree_to_compile(inputs.resolved, env), env)
-    resolved = join_ranks_of_rows(resolved, env)
+    resolved = join_ranks_of_rows(agree_on_attention(inputs.resolved, env), env)
     resolved, plan = follow_plan(resolved, env, inputs.data_facts, checkpoint)
+    resolved, plan = agree_to_compile(resolved, plan, env, inputs.data_facts, checkpoint)
     inputs = replace(inputs, resolved=resolved)
     train = resolved.config.train_config
 

@@ -13,6 +13,7 @@ from configs.absolute_paths import make_paths_absolute
 from configs.run import RunConfig
 from planning.machines.planned_environment import check_speeds
 from planning.plan_file import PlanAtStart, plan_for_all
+from policies.compilation.choice import why_too_short
 from policies.compilation.probe import why_ranks_cannot_compile
 from ranks.collectives import gather_to_all
 from ranks.context_group import join_context_group
@@ -58,21 +59,34 @@ def start_ranks(meeting: Meeting, config: RunConfig, env: Environment, watchdog:
         watchdog.start(config.train_config.step_timeout_seconds)
 
 
-def agree_to_compile(resolved: Resolved, env: Environment) -> Resolved:
-    """The settings, uncompiled if --compile auto chose to compile and one of the ranks' machines cannot.
+def agree_to_compile(
+    resolved: Resolved,
+    plan: PlanAtStart,
+    env: Environment,
+    data: Callable[[], DataFacts],
+    checkpoint: Checkpoint | None = None,
+) -> tuple[Resolved, PlanAtStart]:
+    """The settings and the plan, uncompiled if --compile auto chose to compile and that is not worth it or impossible.
 
     Every rank must call this: all compile, or none.
+
+    Args:
+        plan: of the run as it would be compiled.
+        data: as in `follow_plan`.
+        checkpoint: the one that the run goes on from. Its length was judged when it began.
     """
     if not resolved.chose_to_compile:
-        return resolved
-    tried = say_if_it_lasts("trying whether torch.compile works here")
-    obstacle = why_ranks_cannot_compile(env.device)
-    tried()
+        return resolved, plan
+    obstacle = why_too_short(plan.seconds_per_run) if checkpoint is None else None
     if obstacle is None:
-        return resolved
+        tried = say_if_it_lasts("trying whether torch.compile works here")
+        obstacle = why_ranks_cannot_compile(env.device)
+        tried()
+    if obstacle is None:
+        return resolved, plan
     resolved = without_compiling(resolved, obstacle)
     print_rank_zero(env, resolved.config.notes[-1])
-    return resolved
+    return follow_plan(resolved, env, data, checkpoint)
 
 
 def agree_on_attention(resolved: Resolved, env: Environment) -> Resolved:

@@ -13,9 +13,11 @@ import finetuning
 from configs.flags import parse_flags
 from planning.machines.hardware import parse_hardware
 from planning.machines.planned_environment import planned_environment
+from planning.plan_file import PlanAtStart
 from preparation.start import agree_to_compile
 from ranks.environment import read_environment
 from ranks.process_group import start_process_group, stop_process_group
+from resolving.data_facts import DataFacts
 from resolving.resolved import resolve
 
 
@@ -40,9 +42,9 @@ def _agree(argv: Sequence[str], ranks: Sequence[int], hardware: str) -> int:
     if env.rank not in ranks:
         torch.compile = partial(torch.compile, backend="aot_eager")  # inductor's kernel would take seconds
     start_process_group(env)
-    resolved = agree_to_compile(
-        resolve(config, planned_environment(parse_hardware(hardware), config.train_config)), env
-    )
+    resolved = resolve(config, planned_environment(parse_hardware(hardware), config.train_config))
+    unplanned = PlanAtStart(None, None, None, None, ())
+    resolved, _ = agree_to_compile(resolved, unplanned, env, DataFacts)
     stop_process_group()
     config, policies = resolved.config, resolved.policies
     came_to = {"compile": config.train_config.compile, "compile_optimizer": config.fsdp_config.compile_optimizer}

@@ -13,22 +13,30 @@ from torch._dynamo.backends.common import aot_autograd
 from transformers.models.llama.modeling_llama import LlamaMLP
 
 import finetuning
+import planning.plan_file
 import resolving.resolved
+from planning.machines.hardware import parse_hardware
 
 MISTAKES = ("computes something else", "does not compile", "fails in backward")
 
 
-def with_trial(argv: Sequence[str], mistake: str = "", ranks: Sequence[int] = (0,)) -> Callable[[], int | None]:
+def with_trial(
+    argv: Sequence[str], mistake: str = "", ranks: Sequence[int] = (0,), card: str = ""
+) -> Callable[[], int | None]:
     """What `ProcessGroup.train` runs instead of the flags. No kernels are compiled (tests/helpers/aot_eager.py).
 
     Args:
         mistake: what is wrong with Llama's layers if they are compiled, one of MISTAKES.
         ranks: those on which it is.
+        card: that the run's plan takes for its own; without one, no time is planned.
     """
-    return partial(_run, tuple(argv), mistake, tuple(ranks))
+    return partial(_run, tuple(argv), mistake, tuple(ranks), card)
 
 
-def _run(argv: Sequence[str], mistake: str, ranks: Sequence[int]) -> int | None:
+def _run(argv: Sequence[str], mistake: str, ranks: Sequence[int], card: str) -> int | None:
+    if card:
+        hardware = parse_hardware(card)
+        planning.plan_file.own_hardware = lambda *given: hardware  # type: ignore[attr-defined]
     backend: Any = "aot_eager"
     if mistake and int(os.environ["RANK"]) in ranks:
         backend = {"does not compile": _refusing, "fails in backward": _failing_in_backward}.get(mistake, backend)

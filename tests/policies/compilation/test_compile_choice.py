@@ -13,6 +13,7 @@ from checkpointing.finding import Checkpoint
 from configs.flags import parse_flags
 from planning.machines.hardware import parse_hardware
 from planning.machines.planned_environment import planned_environment
+from planning.planned_run import plan_of
 from policies.compilation.choice import decide_compilation
 from resolving.resolved import resolve
 from tests.helpers.no_compiler import agreeing_without_compiler
@@ -62,6 +63,24 @@ def test_a_run_tries_layers_that_a_plan_takes_for_uncompiled_unless_their_family
     planned = decide_compilation(config, T5, GPU, is_planned=True)
     assert planned.train_config.compile is False
     assert planned.notes[-1].startswith("--compile auto is False: a run tries at its start whether t5 layers compile;")
+
+
+@pytest.mark.parametrize(
+    ("words", "compiled"),
+    [
+        ("--max_train_step 3", False),
+        ("--max_train_step 3 --compile", True),
+        ("--max_train_step 10000000", True),
+        ("", True),
+    ],
+)
+def test_a_plan_of_a_run_that_ends_before_it_is_compiled_is_uncompiled_unless_it_was_asked_for(
+    words: str, compiled: bool, tiny_model: Path
+) -> None:
+    config = parse_flags(["--model_name", str(tiny_model), *words.split()])
+    plan = plan_of(config, parse_hardware("H100-80GB"))
+    assert plan.resolved.config.train_config.compile is compiled
+    assert any("--compile auto is False: the whole run is planned" in note for note in plan.notes) is not compiled
 
 
 def test_on_a_cpu_a_line_says_so_if_it_was_asked_for_or_changes_the_run() -> None:

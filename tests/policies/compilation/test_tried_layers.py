@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -36,8 +37,27 @@ def test_a_run_whose_layers_pass_is_that_with_compile_bit_for_bit_and_so_is_its_
     assert "--compile auto" not in outcome.stdout
     checkpoint = tmp_path / "tried/checkpoints/step-00000002"
     assert Checkpoint(checkpoint, read_state(checkpoint)).was_compiled is True
-    resumed = with_trial([*tried, "--max_train_step", "4", "--resume", "auto"])
-    process_group.train(resumed, 1)
+    # Its plan says that four steps take no time, but it was compiled when it began.
+    resumed = with_trial([*tried, "--max_train_step", "4", "--resume", "auto"], card="H100-80GB")
+    (outcome,) = process_group.train(resumed, 1)
+    assert "--compile auto" not in outcome.stdout
+    assert numbers(tmp_path / "tried") == numbers(tmp_path / "given")
+
+
+def test_a_run_that_is_planned_to_end_before_it_is_compiled_is_the_uncompiled_one(
+    tiny_model: Path, samples: Path, tmp_path: Path, process_group: ProcessGroup
+) -> None:
+    given, tried = (
+        flags(tiny_model, samples, tmp_path / name, *SHORT, "--max_train_step", "2") for name in ("given", "tried")
+    )
+    process_group.train([*given, "--compile", "False"], 1)
+    (outcome,) = process_group.train(with_trial(tried, card="H100-80GB"), 1)
+    (line,) = [line for line in log_lines(outcome.stdout) if line.startswith("--compile auto")]
+    assert re.fullmatch(
+        r"--compile auto is False: the whole run is planned to take \S+ s, and compiling takes 10 at least; give "
+        "--compile to compile all the same",
+        line,
+    )
     assert numbers(tmp_path / "tried") == numbers(tmp_path / "given")
 
 
