@@ -241,7 +241,10 @@ def _meaning(name: str, value: Any) -> Any:
     return SETTINGS[name].stands_for if value is None else value
 
 
-_NAME_FILES = ("custom_dataset.file", "chat_dataset.chat_template", "train_config.from_peft_checkpoint")
+_NAME_FILES = (
+    *("custom_dataset.file", "chat_dataset.chat_template", "preference_dataset.chat_template"),
+    "train_config.from_peft_checkpoint",
+)
 
 
 def _comparable(name: str, value: Any) -> Any:

@@ -6,6 +6,7 @@ from dataclasses import replace
 from configs.names import flag
 from configs.optimizers import OPTIMIZERS
 from configs.paths import check_path
+from configs.preference import PREFERENCE, PREFERENCE_LOSSES
 from configs.run import RunConfig
 from utils.errors import ConfigError
 
@@ -29,6 +30,7 @@ def adapt(config: RunConfig) -> RunConfig:
     config = _expand_dataset(config)  # first: other steps know datasets by their names
     config = _agree_on_shared_fields(config)
     config = _agree_on_timeout(config)
+    config = _choose_task_of_loss(config)
     config = _fill_momentum(config)
     config = _agree_on_hybrid_sharding(config)
     config = _make_streams_one_epoch(config)
@@ -84,6 +86,14 @@ def _agree_on_timeout(config: RunConfig) -> RunConfig:
     if train.step_timeout_seconds is not None or train.timeout_seconds is None:
         return config
     return replace(config, train_config=replace(train, step_timeout_seconds=train.timeout_seconds))
+
+
+def _choose_task_of_loss(config: RunConfig) -> RunConfig:
+    """Losses of pairs have a task of their own. Validation refuses another one that was given."""
+    train = config.train_config
+    if train.loss_type not in PREFERENCE_LOSSES or train.task is not None:
+        return config
+    return replace(config, train_config=replace(train, task=PREFERENCE))
 
 
 def _fill_momentum(config: RunConfig) -> RunConfig:

@@ -17,6 +17,7 @@ FORMATS = (
     "text",
     "segments",
     "caption",
+    "preference",
 )
 """The files of datasets/, in the order of --help. X.py has the settings and the function of `--dataset X_dataset`."""
 
@@ -49,8 +50,9 @@ def split_paths(data_path: str) -> list[str]:
 class DataSource:
     """The settings of every dataset: where its examples are, and which are for training. Formats add their own."""
 
-    DEFAULT_TRUNCATION: ClassVar[Literal["right", "split"]] = "right"  # of --truncation; half an answer teaches nothing
+    DEFAULT_TRUNCATION: ClassVar[Literal["right", "left", "split"]] = "right"  # half an answer teaches nothing
     HAS_IMAGES: ClassVar[bool] = False  # only models that see images take it, and a run takes no other dataset with it
+    HAS_PAIRS: ClassVar[bool] = False  # of answers; only losses of preferences take them
 
     MAY_HAVE_IMAGES: ClassVar[bool] = False  # models that see images take it, too
 

@@ -48,7 +48,10 @@ OTHER_VALUES: dict[str, dict[str, Mapping[str, str]]] = {
         for name, listed in OPTIMIZERS.items()
         for value, others in listed.other_values.items()
     },
-    "loss_type": {name: {"loss_type": "cross_entropy"} for name in ("nll", "chunked_nll")},
+    "loss_type": {
+        **{name: {"loss_type": "cross_entropy"} for name in ("nll", "chunked_nll")},
+        **{name: {"loss_type": "dpo"} for name in ("sigmoid",)},
+    },
     "sharding_strategy": {
         "ddp": {"enable_fsdp": "False"},
         "deepspeed": _SHARD_ALL,
@@ -61,11 +64,34 @@ OTHER_VALUES: dict[str, dict[str, Mapping[str, str]]] = {
 _FOLLOWS_ROWS = "its frequencies follow the longest row so far, so a loss would depend on other rows; give yarn"
 _SEARCHED = "its factors are found by a search for each model; yarn needs none"
 
+_ONE_BY_ONE = "it learns from answers that are labelled one by one; of pairs give dpo, simpo or orpo"
+_OTHER_PAIRS = "it is no loss here; of pairs there are dpo, simpo and orpo"
+
 NOT_HERE: dict[str, dict[str, str]] = {
+    "loss_type": {
+        **dict.fromkeys(("kto", "kto_pair", "bco", "bco_pair"), _ONE_BY_ONE),
+        **dict.fromkeys(
+            (
+                "ipo",
+                "hinge",
+                "cpo",
+                "robust",
+                "exo_pair",
+                "nca_pair",
+                "sppo_hard",
+                "aot",
+                "aot_pair",
+                "aot_unpaired",
+                "discopop",
+            ),
+            _OTHER_PAIRS,
+        ),
+        **dict.fromkeys(("apo_zero", "apo_down", "sigmoid_norm", "alphapo", "sft"), _OTHER_PAIRS),
+    },
     "rope_scaling": {
         **dict.fromkeys(("dynamic", "ntk"), _FOLLOWS_ROWS),
         **dict.fromkeys(("longrope", "su"), _SEARCHED),
-    }
+    },
 }
 """Why a value is none here, by setting and value."""
 

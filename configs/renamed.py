@@ -27,6 +27,9 @@ _NAMES: dict[str, str] = {
     "label_smoothing": "label_smoothing_factor",
     "neftune_noise_alpha": "noisy_embedding_alpha neft_alpha",
     "router_aux_loss_coef": "moe_aux_loss_coef",
+    "beta": "dpo_beta pref_beta rl_beta",
+    "preference_smoothing": "dpo_label_smoothing",
+    "orpo_weight": "orpo_alpha",
     # Data
     "context_length": (
         "max_length max_seq_length max_seq_len model_max_length sequence_len seq_len block_size cutoff_len "
@@ -88,6 +91,9 @@ _NAMES: dict[str, str] = {
 }
 
 _REMARKS: dict[str, str] = {
+    "beta": ", with --loss_type dpo|simpo (--orpo_weight of orpo)",
+    "preference_smoothing": ", with --loss_type dpo|simpo",
+    "orpo_weight": ", with --loss_type orpo",
     "batch_size_training": " (rows per rank per micro-batch)",
     "gradient_accumulation_steps": ", or --global_batch_size in rows",
     "max_train_step": " (optimizer steps)",

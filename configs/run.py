@@ -10,6 +10,7 @@ from configs.formats import DATASETS
 from configs.fsdp import FsdpConfig
 from configs.peft import LlamaAdapterConfig, LoraConfig, PrefixConfig
 from configs.planning import PlanningConfig
+from configs.preference import PreferenceConfig
 from configs.quantization import QuantizationConfig
 from configs.setting import Setting, settings_of
 from configs.tracking import TrackingConfig
@@ -32,6 +33,7 @@ class RunConfig:
     llama_adapter_config: LlamaAdapterConfig = field(default_factory=LlamaAdapterConfig)
     prefix_config: PrefixConfig = field(default_factory=PrefixConfig)
     quantization_config: QuantizationConfig = field(default_factory=QuantizationConfig)
+    preference_config: PreferenceConfig = field(default_factory=PreferenceConfig)
     datasets: Mapping[str, DataSource] = field(default_factory=dict, hash=False)
     tracking_config: TrackingConfig = field(default_factory=TrackingConfig)
     planning_config: PlanningConfig = field(default_factory=PlanningConfig)

@@ -1,6 +1,7 @@
 """Flags of other tools that have no counterpart here, and the reason for each."""
 
-_NO_PREFERENCES = "given answers are learned; there is no preference or reward training"
+_NO_REWARDS = "answers are given, alone or in pairs (--loss_type dpo, simpo, orpo); no model of rewards scores them"
+_NO_MIXED_LOSS = "--loss_type says the whole loss of a pair"
 _CHUNKS = "the loss is computed in chunks, so whole logits are never held"
 _TOKENIZED = "one rank of each machine tokenizes, on all of its cores, and the result is kept"
 _UPLOAD = "a run uploads nothing; `python -m tools.export RUN --push_to_hub OWNER/NAME` does it afterwards"
@@ -78,6 +79,12 @@ _NEEDLESS_REASONS: dict[str, str] = {
     _PICKED: "device use_cpu no_cuda",
     "the launcher's variable LOCAL_RANK says it": "local_rank",
     # Training
+    "log-probabilities of the reference are always computed once, before the first step": (
+        "precompute_ref_log_probs precompute_ref_batch_size precompute_ref_eval_batch_size"
+    ),
+    "--context_length holds for both answers of a pair with their prompts; of longer pairs the prompt is cut": (
+        "max_prompt_length max_completion_length"
+    ),
     "a run trains, but with --dry_run or --load_only": "do_train",
     "`python -m tools.plan FLAGS --find` lists what fits": "find",
     "the loss is the mean over all label tokens of a step, over ranks and micro-batches": (
@@ -125,7 +132,18 @@ _MISSING_REASONS: dict[str, str] = {
         "sequence_parallel tp_size pp_size tensor_parallel_dim"
     ),
     # Training
-    _NO_PREFERENCES: "stage rl beta dpo_beta pref_beta pref_loss ref_model reward_model",
+    _NO_REWARDS: "reward_model reward_funcs num_generations",
+    _NO_MIXED_LOSS: (
+        "pref_ftx rpo_alpha cpo_alpha ld_alpha loss_weights pref_bco_weight use_weighting dpo_use_weighting"
+    ),
+    "the reference is the model before training, whose log-probabilities stay as they are": (
+        "ref_model sync_ref_model ref_model_adapters ref_model_quantization_bit ref_model_mixup_alpha "
+        "ref_model_sync_steps"
+    ),
+    "answers that are labelled one by one are not compared; --loss_type dpo, simpo and orpo learn from pairs": (
+        "desirable_weight undesirable_weight kto_chosen_weight kto_rejected_weight kto_desirable_weight "
+        "kto_undesirable_weight"
+    ),
     "fp32 is multiplied in fp32": "tf32",
     "gradients are summed before a step is taken": "optimizer_in_bwd",
     _OWN_LOSS: "use_asft_loss asft_alpha use_eaft use_eaft_loss eaft_alpha eaft_k",

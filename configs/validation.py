@@ -7,6 +7,7 @@ from configs.adapter_validation import check_what_is_trained
 from configs.data_validation import check_data
 from configs.names import find, flag
 from configs.optimizers import OPTIMIZERS, SETTINGS_OF_SOME, optimizers_with
+from configs.preference_validation import check_preferences
 from configs.run import SETTINGS, RunConfig
 from utils.errors import ConfigError
 from utils.urls import refuse_url
@@ -35,6 +36,7 @@ def validate(config: RunConfig) -> None:
     _check_optimizer(config)
     _check_batches_and_schedule(config)
     check_data(config)
+    check_preferences(config)
     _check_evaluation_and_results(config)
     _check_generation(config)
     _check_places(config)

@@ -24,6 +24,7 @@ from policies.activations.checkpointing import Checkpointing
 from preparation.building import Trainable, build, build_model, check_losses
 from preparation.compile_trial import try_to_compile
 from preparation.outputs import open_reporter, open_saver, record_run, show_start, take_folder
+from preparation.reference_scores import reference_files, with_reference
 from preparation.resuming import find_checkpoint, load_state
 from preparation.start import (
     agree_on_attention,
@@ -102,6 +103,7 @@ def prepare(config: RunConfig, env: Environment, watchdog: Watchdog, lock: RunLo
     check_losses(built, inputs, env)
     built, inputs, plan = try_to_compile(built, inputs, plan, env, checkpoint)
     resolved, config = inputs.resolved, inputs.resolved.config
+    inputs = with_reference(built, inputs, checkpoint, env, watchdog)
     parts = build(built, inputs, env)
     print_rank_zero(env, *plan.notes)
     model = parts.trainable.model
@@ -109,7 +111,7 @@ def prepare(config: RunConfig, env: Environment, watchdog: Watchdog, lock: RunLo
     continuation = inputs.continuation()
     print_rank_zero(env, *name_end_tokens(model, inputs.processor, continuation))
     saved = continuing(inputs.processor, continuation)
-    files = huggingface_files(model, saved, resolved.rope)
+    files = huggingface_files(model, saved, resolved.rope) | reference_files(inputs.data)
     base = on_rank_zero(lambda: base_fingerprint(model, train))
     model_identity = {
         "model_config": model_config_values(files),

@@ -136,7 +136,7 @@ def resolve(
         find_saved_adapter(config.train_config.from_peft_checkpoint)  # refuses a wrong path before the hub is asked
     model_config = load_model_config(config.train_config, needs_weights=env.planned_device is None)
     base_dtype = cast("torch.dtype | None", model_config.dtype)  # building the model puts that of training there
-    task = find_task(model_config, config.train_config.task)
+    task = find_task(model_config, config.train_config.task).for_run(config)
     task.check_config(model_config, config.train_config.model_name)
     check_best_metric(config.train_config, task)
     check_shared_rows(context, config, model_config, is_causal_task=task.PACKS)

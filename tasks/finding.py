@@ -9,6 +9,7 @@ from transformers import PreTrainedConfig
 from configs.run import RunConfig
 from tasks.causal_lm import CausalLM
 from tasks.image_text import ImageText
+from tasks.preference import Preference
 from tasks.seq2seq_lm import Seq2SeqLM
 from tasks.task import Task
 from utils.compat import list_text_model
@@ -18,6 +19,7 @@ TASKS: tuple[Task, ...] = (
     ImageText(),
     Seq2SeqLM(),
     CausalLM(),
+    Preference(),
 )
 """The first that fits a model's config is its task: transformers' mapping of causal models names BART and some
 models of images, too."""

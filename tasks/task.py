@@ -145,6 +145,10 @@ class Task(ABC, Generic[Batch]):
         """Whether the model with this config can be of this task: whether AUTO_MODEL has a class for it."""
         return type(model_config) in self.AUTO_MODEL._model_mapping
 
+    def for_run(self, config: RunConfig) -> Task[Any]:
+        """The task with those of a run's settings that its loss depends on. By default there are none."""
+        return self
+
     def check_config(self, model_config: PreTrainedConfig, model_name: str) -> None:
         """Called before anything is built.
 

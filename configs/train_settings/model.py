@@ -135,10 +135,11 @@ class ModelSettings:
     )
 
     # Loss
-    loss_type: Literal["cross_entropy", "dft"] = setting(
+    loss_type: Literal["cross_entropy", "dft", "dpo", "simpo", "orpo"] = setting(
         "cross_entropy",
         "loss of a label token: its cross-entropy, or that times the token's own probability (dft, arXiv 2508.05629), "
-        "so that unlikely tokens count less; evaluation uses cross-entropy",
+        "so that unlikely tokens count less; evaluation uses cross-entropy; or loss of a pair of answers, of which one "
+        "is preferred (dpo, simpo, orpo; docs/preferences.md)",
     )
     label_smoothing: float = setting(
         0.0,

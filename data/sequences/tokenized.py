@@ -92,6 +92,11 @@ class Sequences:
         return np.diff(self.offsets)
 
     @property
+    def content(self) -> tuple[np.ndarray, ...]:
+        """The arrays that say what is learned."""
+        return self.input_ids, self.labels
+
+    @property
     def has_targets(self) -> bool:
         """Whether labels are texts of their own (of an encoder-decoder), and not those of the input tokens."""
         return self.label_offsets is not self.offsets
@@ -209,5 +214,6 @@ def checksum(parts: Iterable[Sequences]) -> int:
     """A number that differs if the sequences differ."""
     value = 0
     for sequences in parts:
-        value = zlib.crc32(sequences.labels.tobytes(), zlib.crc32(sequences.input_ids.tobytes(), value))
+        for array in sequences.content:
+            value = zlib.crc32(array.tobytes(), value)
     return value

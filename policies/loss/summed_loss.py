@@ -21,6 +21,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPast
 from data.tokens.labels import IGNORE_INDEX
 from policies.compilation.layers import compilation_named
 from policies.loss.head_gradients import loss_with_gradients
+from policies.loss.objectives import Objective, loss_by_objective, token_losses
 
 
 class PositionsError(RuntimeError):
@@ -84,6 +85,7 @@ def use_summed_loss(
     If gradients are enabled, they are computed with the loss (see `policies.loss.head_gradients`). `loss_grad` is the
     gradient of the loss that `backward` will bring. Gradients in fp16 need to know it: without the loss scale, small
     ones would be rounded to zero. `reduction="none"` returns the loss of each target, fp32 [n], without gradients.
+    `objective` makes another loss of these, in place of their sum (`policies.loss.objectives`).
 
     Args:
         model: a transformers model whose head runs on the backbone's output alone.
@@ -108,6 +110,7 @@ def use_summed_loss(
         target_positions: torch.Tensor | None = None,
         loss_grad: float | None = None,
         reduction: Literal["sum", "none"] = "sum",
+        objective: Objective | None = None,
         labels: torch.Tensor | None = None,  # peft hands it on, None where it was not given
         **kwargs: Any,
     ) -> Any:
@@ -131,8 +134,10 @@ def use_summed_loss(
         size = chunk_size or max(1, targets.numel())  # an empty micro-batch has no targets; split() needs 1 at least
         chunks = list(zip(hidden.split(size, dim=1), targets.split(size), strict=True))
         if reduction == "none":
-            return torch.cat([F.cross_entropy(logits_of(h).float(), t, reduction="none") for h, t in chunks])
+            return token_losses(chunks, logits_of)
         with compilation_named("the cross-entropy", "--compile"):
+            if objective is not None:
+                return loss_by_objective(hidden, chunks, logits_of, loss_of, objective, loss_grad)
             if torch.is_grad_enabled():
                 return loss_with_gradients(hidden, chunks, logits_of, loss_of, loss_grad)
             return torch.stack([loss_of(logits_of(inputs), wanted) for inputs, wanted in chunks]).sum()

@@ -70,23 +70,13 @@ def reference_run(
     Returns:
         For each step, the mean loss over the label tokens of the global batch, and the gradient norm before clipping.
     """
-    torch.manual_seed(SEED)
-    model = quantized_by_transformers(model_folder, quantization)
-    if lora_targets:
-        adapter = peft.LoraConfig(r=4, lora_alpha=32, lora_dropout=0.0, target_modules=list(lora_targets))
-    if adapter is not None:
-        model = peft.get_peft_model(model, adapter)
-        torch.manual_seed(SEED)  # the adapters' values are a function of the seed alone
-        for layer in model.modules():
-            if isinstance(layer, LoraLayer):
-                layer.reset_lora_parameters("default", init_lora_weights=True)
-            elif isinstance(layer, AdaptedAttention | AdaptedAttentionGPT | PrefixEncoder):
-                torch.nn.init.normal_(
-                    layer.embedding.weight if isinstance(layer, PrefixEncoder) else layer.adaption_prompt
-                )
-    for name, parameter in model.named_parameters():
-        if any(f".layers.{index}." in name for index in range(num_frozen)):
-            parameter.requires_grad = False
+    model = plain_model(
+        model_folder,
+        lora_targets=lora_targets,
+        adapter=adapter,
+        num_frozen=num_frozen,
+        quantization=quantization,
+    )
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(parameters, lr=LR, weight_decay=0.0)
     documents = random_documents.get_custom_dataset(None, None, "train")
@@ -121,6 +111,35 @@ def reference_run(
         optimizer.zero_grad()
         results.append((loss_sum / num_label_tokens, grad_norm.item()))
     return results
+
+
+def plain_model(
+    model_folder: Path,
+    *,
+    lora_targets: Sequence[str] = (),
+    adapter: peft.PeftConfig | None = None,
+    num_frozen: int = 0,
+    quantization: BitsAndBytesConfig | None = None,
+) -> Any:
+    """The model of `reference_run`, which takes the same arguments."""
+    torch.manual_seed(SEED)
+    model = quantized_by_transformers(model_folder, quantization)
+    if lora_targets:
+        adapter = peft.LoraConfig(r=4, lora_alpha=32, lora_dropout=0.0, target_modules=list(lora_targets))
+    if adapter is not None:
+        model = peft.get_peft_model(model, adapter)
+        torch.manual_seed(SEED)  # the adapters' values are a function of the seed alone
+        for layer in model.modules():
+            if isinstance(layer, LoraLayer):
+                layer.reset_lora_parameters("default", init_lora_weights=True)
+            elif isinstance(layer, AdaptedAttention | AdaptedAttentionGPT | PrefixEncoder):
+                torch.nn.init.normal_(
+                    layer.embedding.weight if isinstance(layer, PrefixEncoder) else layer.adaption_prompt
+                )
+    for name, parameter in model.named_parameters():
+        if any(f".layers.{index}." in name for index in range(num_frozen)):
+            parameter.requires_grad = False
+    return model
 
 
 def quantized_by_transformers(model_folder: Path, quantization: BitsAndBytesConfig | None) -> Any:

@@ -1,0 +1,185 @@
+"""Pairs of answers to one prompt: a chosen and a rejected one, end to end as one sequence of the data.
+
+So a pair is never parted: it is packed, shuffled and given to a rank as a whole. A task parts it when it makes a batch
+(`tasks.pair_batches`), where its two texts are sequences that do not see each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from data.sequences.causal import Truncation
+from data.sequences.flattening import flatten
+from data.sequences.tokenized import COUNT_COLUMNS, Sequences, TokenSequence
+from data.tokens.labels import IGNORE_INDEX
+from utils.errors import ConfigError
+from utils.wording import plural
+
+
+class AnswerPair(NamedTuple):
+    """Both texts of a pair end to end, each the prompt with an answer; the chosen one first."""
+
+    input_ids: np.ndarray  # int32 [tokens]
+    labels: np.ndarray  # int32 [tokens], not shifted; IGNORE_INDEX where the loss mask is off
+    source_row: int  # as of a TokenSequence
+    num_chosen: int  # tokens of the chosen text
+    reference: np.ndarray  # fp32 [2], as of `AnswerPairs`
+
+    @property
+    def texts(self) -> list[TokenSequence]:
+        """The two texts, the chosen one first."""
+        parts = (slice(None, self.num_chosen), slice(self.num_chosen, None))
+        return [TokenSequence(self.input_ids[part], self.labels[part], self.source_row) for part in parts]
+
+
+@dataclass(frozen=True)
+class AnswerPairs(Sequences):
+    """Pairs end to end in flat arrays: pair i has the tokens `input_ids[offsets[i]:offsets[i + 1]]`."""
+
+    chosen_lengths: np.ndarray = field(
+        default_factory=lambda: np.empty(0, np.int64)
+    )  # int64 [pairs], of the first text
+    reference: np.ndarray | None = None  # fp32 [pairs, 2], log-probabilities of the answers before training
+
+    def __getitem__(self, index: int) -> AnswerPair:  # type: ignore[override]
+        sequence = super().__getitem__(index)
+        reference = np.zeros(2, np.float32) if self.reference is None else self.reference[index]
+        return AnswerPair(*sequence, int(self.chosen_lengths[index]), reference)
+
+    @property
+    def content(self) -> tuple[np.ndarray, ...]:
+        return *super().content, self.chosen_lengths
+
+    def more_of_joined(self, parts: Sequence[Sequences]) -> dict[str, Any]:
+        lengths = [part.chosen_lengths for part in parts if isinstance(part, AnswerPairs)]
+        return {"chosen_lengths": np.concatenate(lengths)}
+
+
+def build_pairs(
+    rows: Iterable[Mapping[str, Any]],
+    *,
+    name: str,
+    context_length: int,
+    truncation: Truncation = "left",
+    first_row: int = 0,
+    is_part: bool = False,
+) -> AnswerPairs:
+    """Pairs that fit into a row with both of their texts, each with a label.
+
+    Of a pair that does not fit, the first tokens of the prompt are cut, as many in both texts; of answers nothing is.
+
+    Args:
+        rows: each with two texts end to end, the chosen one first, and their lengths in `sample_lengths`.
+        context_length: the most tokens of both texts together.
+        truncation: for a pair that is longer: cut its prompt (left), leave it out (drop), or refuse the data (error).
+            A pair whose prompt is too short to cut is left out.
+        first_row, is_part: as of `data.sequences.causal.build_sequences`.
+
+    Raises:
+        ConfigError: columns that are wrong, a row without two texts, a pair that is too long under `error`, no pair
+            left.
+    """
+    flat = flatten(rows, name, first_row)
+    pairs = cut_pairs(flat, name=name, context_length=context_length, truncation=truncation)
+    if len(pairs) == 0 and not is_part:
+        num_rows = plural(len(np.unique(flat.source_rows)), "row")
+        raise ConfigError(
+            f"dataset ({name}): none of its {num_rows} has two different answers that fit into --context_length "
+            f"{context_length} with a part of their prompt; check the data, or raise --context_length"
+        )
+    return pairs
+
+
+def cut_pairs(flat: Sequences, *, name: str, context_length: int, truncation: Truncation) -> AnswerPairs:
+    """The pairs of texts that follow each other, none longer than `context_length`.
+
+    Args:
+        flat: two sequences of each row, the chosen one first; one, which is empty, of a row that was left out.
+
+    Raises:
+        ConfigError: for a row without two texts; under `error`, for the first pair that is too long.
+    """
+    chosen = _first_of_pairs(flat, name)
+    of_pairs = np.stack([chosen, chosen + 1], axis=1)
+    starts, ends, rows = flat.offsets[of_pairs], flat.offsets[of_pairs + 1], flat.source_rows[chosen]
+    prompts, has_label = (of_texts[of_pairs] for of_texts in _prompt_lengths(flat))
+    has_labels = has_label.all(1)
+    excess = np.maximum(0, (ends - starts).sum(1) - context_length)
+    if truncation == "error" and excess.any():
+        index = int(np.argmax(excess > 0))
+        raise ConfigError(
+            f"dataset ({name}), row {rows[index] + 1}: the {(ends - starts).sum(1)[index]} tokens of both answers with "
+            f"their prompts are more than --context_length {context_length}; raise it, or give --truncation left or "
+            "drop"
+        )
+    cut = -(-excess // 2)  # of each prompt
+    is_empty = (starts == ends).any(1)
+    # The first token of an answer follows one of the prompt at least.
+    is_too_long = has_labels & ((cut > 0) & (cut >= prompts.min(1)) | (excess > 0) & (truncation == "drop"))
+    kept = has_labels & ~is_too_long
+    starts = starts + cut[:, None]
+    lengths = (ends - starts)[kept]
+    tokens = _tokens_between(starts[kept].reshape(-1), ends[kept].reshape(-1))
+    input_ids, labels = flat.input_ids[tokens], flat.labels[tokens]
+    labels[_first_places(lengths.reshape(-1))] = IGNORE_INDEX  # nothing precedes a first token
+    offsets = np.concatenate([[0], np.cumsum(lengths.sum(1))]).astype(np.int64)
+    return AnswerPairs(
+        input_ids=input_ids,
+        labels=labels,
+        offsets=offsets,
+        label_offsets=offsets,
+        source_rows=rows[kept],
+        chosen_lengths=lengths[:, 0].copy(),
+        num_truncated=int((cut[kept] > 0).sum()),
+        num_tokens_cut=2 * int(cut[kept].sum()),
+        num_too_long=int(is_too_long.sum()),
+        num_without_label=int((~has_labels & ~is_empty).sum()),
+        num_empty=int(is_empty.sum()) + len(flat) - 2 * len(chosen),
+        **{column: getattr(flat, column) for column in COUNT_COLUMNS},
+    )
+
+
+def _first_of_pairs(flat: Sequences, name: str) -> np.ndarray:
+    """The chosen sequence of each pair, as an index into all; the rejected one follows it.
+
+    Raises:
+        ConfigError: for a row that has neither two texts nor was left out.
+    """
+    numbers, firsts, counts = np.unique(flat.source_rows, return_index=True, return_counts=True)
+    is_left_out = (counts == 1) & (flat.lengths[firsts] == 0)
+    wrong = (counts != 2) & ~is_left_out
+    if wrong.any():
+        index = int(np.argmax(wrong))
+        raise ConfigError(
+            f"dataset ({name}), row {numbers[index] + 1}: it has {plural(int(counts[index]), 'text')}, and preferences "
+            "are learned from two, chosen and rejected, end to end with their lengths in sample_lengths"
+        )
+    return firsts[~is_left_out]
+
+
+def _prompt_lengths(flat: Sequences) -> tuple[np.ndarray, np.ndarray]:
+    """Tokens before the first label of each text, int64 [texts], and whether it has one, bool [texts].
+
+    A label on the first token of a text does not count.
+    """
+    labels = flat.labels.copy()
+    labels[_first_places(flat.lengths)] = IGNORE_INDEX
+    places = np.append(np.flatnonzero(labels != IGNORE_INDEX), len(labels))
+    firsts = places[np.searchsorted(places, flat.offsets[:-1])]
+    return firsts - flat.offsets[:-1], firsts < flat.offsets[1:]
+
+
+def _first_places(lengths: np.ndarray) -> np.ndarray:
+    """The places of first tokens of sequences end to end, of those that have any."""
+    return (np.cumsum(lengths) - lengths)[lengths > 0]
+
+
+def _tokens_between(starts: np.ndarray, ends: np.ndarray) -> np.ndarray:
+    """The places of all tokens in the slices, in order, int64 [tokens]."""
+    lengths = ends - starts
+    before = np.cumsum(lengths) - lengths
+    return np.arange(lengths.sum()) + np.repeat(starts - before, lengths)
