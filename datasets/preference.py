@@ -55,6 +55,10 @@ class PreferenceDataset(DataSource):
     def learn(self) -> Literal["all"]:
         return "all"
 
+    @property
+    def image_column(self) -> None:
+        return None
+
     def role_names(self) -> dict[str, str]:
         return {}
 

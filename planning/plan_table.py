@@ -51,6 +51,9 @@ def _time(time: TimePlan) -> dict[str, str]:
         rows["time of the run"] = (
             f"{run} for {plural(time.num_steps or 0, 'step')}; {epoch} per epoch, its evaluation included"
         )
+    if time.reference_seconds:
+        once = str(timedelta(seconds=round(time.reference_seconds)))
+        rows["reference"] = f"{once} before the first step, for log-probabilities of all pairs, once for these data"
     if time.price_per_million_tokens is not None:
         of_run = "" if time.price is None else f"{time.price:,.2f} for the run; "
         rows["price"] = f"{of_run}{time.price_per_million_tokens:,.3f} for a million tokens"

@@ -152,7 +152,7 @@ def time_of(
         return None
     train, evaluation = model.config.train_config, data.eval_counts
     evaluates = evaluation is not None and train.run_validation is not False
-    eval_work = None
+    eval_work = reference_work = None
     if model.resolved.task.READS_IMAGES:
         # No formula per token holds for models of images (planning/cost/counted_work.py).
         counts, work = counted_work(model, hardware.card, rows.rows, rows.typical, rows)
@@ -168,6 +168,8 @@ def time_of(
             slowest = slowest_counts(data.counts, rows.rows, model.resolved.batches.data_parallel_size)
             slowest = shared_counts(slowest, num_sharing)
         work = micro_batch_work(model, slowest)
+        if model.resolved.task.needs_reference:
+            reference_work = micro_batch_work(model, slowest, trains=False)
         if evaluation is not None and evaluates:
             eval_counts = shared_counts(mean_counts(evaluation, rows.eval_rows), num_sharing)
             eval_work = micro_batch_work(model, eval_counts, trains=False)
@@ -179,6 +181,7 @@ def time_of(
         moved_bytes=moved_bytes,
         num_rows=None if data.counts is None else len(data.counts),
         eval_work=eval_work,
+        reference_work=reference_work,
         num_eval_rows=0 if evaluation is None else len(evaluation),
         speeds=speeds,
     )

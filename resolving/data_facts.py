@@ -62,6 +62,9 @@ def facts_of_data(data: RunData, processor: Processor, resolved: Resolved) -> Da
 def _lengths(sequences: Sequences, rows: Rows | None) -> tuple[np.ndarray, ...]:
     """Tokens of each row, and of each target if they are apart; without rows, of each sequence."""
     lengths = sequences.lengths if rows is None else rows.lengths
+    if len(texts := sequences.text_lengths) > 1 and rows is not None and not rows.packed:
+        # Under padding each text has a row to itself, as wide as the longest one.
+        lengths = len(texts) * np.max(texts, axis=0)[rows.indices[: len(rows)]]
     if not sequences.has_targets:
         return (lengths,)
     targets = np.diff(sequences.label_offsets)

@@ -139,6 +139,11 @@ class Task(ABC, Generic[Batch]):
     OWN_SETTINGS: ClassVar[tuple[str, ...]] = ()
     """The fields of TrainConfig that only tasks which list them take."""
 
+    @property
+    def needs_reference(self) -> bool:
+        """Whether a pass over all training rows before the first step computes what its loss compares with."""
+        return False
+
     # Which models and settings it takes
 
     def fits(self, model_config: PreTrainedConfig) -> bool:

@@ -51,6 +51,10 @@ class AnswerPairs(Sequences):
         return AnswerPair(*sequence, int(self.chosen_lengths[index]), reference)
 
     @property
+    def text_lengths(self) -> tuple[np.ndarray, ...]:
+        return self.chosen_lengths, self.lengths - self.chosen_lengths
+
+    @property
     def content(self) -> tuple[np.ndarray, ...]:
         return *super().content, self.chosen_lengths
 

@@ -92,6 +92,11 @@ class Sequences:
         return np.diff(self.offsets)
 
     @property
+    def text_lengths(self) -> tuple[np.ndarray, ...]:
+        """Tokens of each sequence's texts, which do not see each other, int64 [sequences] each: here it is one."""
+        return (self.lengths,)
+
+    @property
     def content(self) -> tuple[np.ndarray, ...]:
         """The arrays that say what is learned."""
         return self.input_ids, self.labels

@@ -71,6 +71,7 @@ class TimePlan:
     steps_per_epoch: int | None
     num_steps: int | None
     evaluation_seconds: float  # of one evaluation; 0 if there is none
+    reference_seconds: float  # of the pass before the first step (`tasks.preference`); 0 if there is none
     seconds_per_epoch: float | None  # its evaluation included
     seconds_per_run: float | None  # without loading, compiling and saving
     price: float | None  # of the run, of all nodes
@@ -94,6 +95,7 @@ class TimePlan:
             "steps_per_epoch": self.steps_per_epoch,
             "num_steps": self.num_steps,
             "evaluation_seconds": self.evaluation_seconds,
+            "reference_seconds": self.reference_seconds,
             "seconds_per_epoch": self.seconds_per_epoch,
             "seconds_per_run": self.seconds_per_run,
             "price": self.price,
@@ -155,6 +157,7 @@ def plan_time(
     num_rows: int | None = None,
     eval_work: MicroBatchWork | None = None,
     num_eval_rows: int = 0,
+    reference_work: MicroBatchWork | None = None,
     traffic: Traffic | None = None,
     speeds: Speeds | None = None,
     hidden_share: float = HIDDEN_SHARE,
@@ -168,6 +171,7 @@ def plan_time(
         num_rows: of the training data, if it is at hand.
         eval_work: of one rank's micro-batch of an evaluation.
         num_eval_rows: of all ranks together.
+        reference_work: of one rank's micro-batch of training rows, forward alone, if all are computed so once.
         traffic: of another system that trains the same model; None: this tool's.
         speeds: as measured by tools.doctor; None: from the hardware's figures.
         hidden_share: 0 for a system that communicates after computing.
@@ -219,7 +223,12 @@ def plan_time(
     evaluation = 0.0
     if train.run_validation is not False and eval_work is not None and num_eval_rows:
         evaluation = _evaluation_seconds(planned, eval_work, num_eval_rows, rates, traffic, speeds)
+    reference = 0.0
+    if reference_work is not None and num_rows:
+        num_batches = -(-num_rows // (batches.rows_per_micro_batch * batches.data_parallel_size))
+        reference = num_batches * _forward_seconds(planned, reference_work, rates, traffic, speeds)
     steps_per_epoch, num_steps, seconds_per_epoch, seconds_per_run = _run_seconds(planned, step, num_rows, evaluation)
+    seconds_per_run = None if seconds_per_run is None else seconds_per_run + reference
     speed = num_micro_batches * counts.num_tokens / step.total
     per_second = None if hardware.price_per_hour is None else hardware.nodes * hardware.price_per_hour / 3600
     return TimePlan(
@@ -229,6 +238,7 @@ def plan_time(
         steps_per_epoch=steps_per_epoch,
         num_steps=num_steps,
         evaluation_seconds=evaluation,
+        reference_seconds=reference,
         seconds_per_epoch=seconds_per_epoch,
         seconds_per_run=seconds_per_run,
         price=None if per_second is None or seconds_per_run is None else per_second * seconds_per_run,
@@ -320,6 +330,18 @@ def _copied_bytes(planned: PlannedModel, traffic: Traffic) -> float:
     return 2 * (gathered + reduced)
 
 
+def _forward_seconds(
+    planned: PlannedModel, work: MicroBatchWork, rates: KernelRates, traffic: Traffic, speeds: Speeds
+) -> float:
+    """Seconds of a micro-batch that is computed without backward, its weights gathered."""
+    layout = planned.resolved.policies.layout
+    forward = max(sum(work.device_seconds(rates)), work.launch_seconds)
+    if layout.mesh_shape[1] > 1:
+        group = speeds.node if layout.strategy == "HYBRID_SHARD" else speeds.world
+        forward += group.all_gather.seconds(traffic.units_bytes + traffic.root_bytes, traffic.num_units)
+    return forward
+
+
 def _evaluation_seconds(
     planned: PlannedModel,
     work: MicroBatchWork,
@@ -329,16 +351,12 @@ def _evaluation_seconds(
     speeds: Speeds,
 ) -> float:
     """Seconds of one evaluation: forward over all rows, and generated answers of the greatest length."""
-    train, layout = planned.config.train_config, planned.resolved.policies.layout
+    train = planned.config.train_config
     world_size, data_parallel_size = planned.env.world_size, planned.resolved.batches.data_parallel_size
-    forward = max(sum(work.device_seconds(rates)), work.launch_seconds)
-    if layout.mesh_shape[1] > 1:
-        group = speeds.node if layout.strategy == "HYBRID_SHARD" else speeds.world
-        forward += group.all_gather.seconds(traffic.units_bytes + traffic.root_bytes, traffic.num_units)
     num_batches = -(-num_rows // (train.val_batch_size * data_parallel_size))
     if train.max_eval_step:
         num_batches = min(num_batches, train.max_eval_step)
-    seconds = num_batches * forward
+    seconds = num_batches * _forward_seconds(planned, work, rates, traffic, speeds)
     if train.eval_generate:
         num_answers = min(num_rows, train.max_generate_samples or num_rows)
         per_token = max(token_launch_seconds(planned), work.weight_bytes / rates.memory_bytes)  # each reads all weights
