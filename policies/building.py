@@ -17,6 +17,7 @@ from policies.activations.offloading import Offloaded, Offloading, num_offloaded
 from policies.activations.transfers import transfers_for
 from policies.apply_policies import Policies, adapt_model, shard_and_fill
 from policies.attention.choice import choose_attention, rows_that_need_offsets
+from policies.attention.vision_encoders import read_images_apart
 from policies.compilation.layers import EagerFallback
 from policies.context_parallel.attention import share_attention
 from policies.context_parallel.choice import check_attention
@@ -86,7 +87,9 @@ def build_empty(
     compute_by_products(model)
     notes += check_routers(model, policies.router_aux_loss_coef, asked=train.router_aux_loss_coef)
     packed = task.PACKS and train.batching_strategy == "packing"
-    if task.PACKS:
+    if task.READS_IMAGES:
+        read_images_apart(model, device, policies.precision.compute_dtype)
+    if packed or (task.PACKS and not task.READS_IMAGES):
         notes += use_offsets_in_states(model, device, packed=packed)
         notes += choose_attention(
             model,

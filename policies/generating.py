@@ -11,7 +11,7 @@ from torch.distributed.fsdp import FSDPModule
 
 from policies.adapters.adapted_model import base_model
 from policies.apply_policies import Policies
-from policies.attention.choice import attention_with_masks, goes_by_offsets
+from policies.attention.choice import attention_with_masks, goes_by_offsets, set_attention
 from policies.sharding import reshard, unwrap
 from ranks.collectives import max_on_host
 from ranks.environment import Environment, print_rank_zero
@@ -40,7 +40,7 @@ def generating(model: nn.Module, policies: Policies, env: Environment) -> Iterat
     model.eval()
     # Keys in a cache, and prompts longer than a sliding window, need masks, which these functions never get.
     if goes_by_offsets(attention):
-        inner.set_attn_implementation(attention_with_masks(inner))
+        set_attention(inner, attention_with_masks(inner))
     # The root's weights are whole only in its own forward, which generation does not call under an adapter, nor for an
     # encoder alone.
     for unit in units if whole else units[:1]:
@@ -59,7 +59,7 @@ def generating(model: nn.Module, policies: Policies, env: Environment) -> Iterat
                 unit.set_reshard_after_forward(policies.layout.reshard_after_forward, recurse=False)
         reshard(model)
         if goes_by_offsets(attention):
-            inner.set_attn_implementation(attention)
+            set_attention(inner, attention)
         model.train(training)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import nn
@@ -16,7 +16,6 @@ from data.loaders import Loaders, make_loaders
 from data.processors.tokenizer_loading import added_token_ids, num_rows_needed, tokenizer_of
 from policies.activations.host_pool import HostPool
 from policies.adapters.adapted_model import base_model
-from policies.attention.packing_leaks import check_packing_isolates
 from policies.building import BuiltModel, MetaModel, build_for_training
 from policies.context_parallel.attention import whole_rows
 from policies.embedding_noise import EmbeddingNoise
@@ -24,14 +23,15 @@ from policies.loss_scaling import LossScaler
 from policies.optimizers.build import build_optimizer, optimizer_notes
 from policies.optimizers.offload import share_out_cores
 from policies.optimizers.schedule import build_scheduler
-from policies.quantization.float8 import computed_in_bf16, keep_scales
+from policies.quantization.float8 import keep_scales
 from policies.sharding import Accumulation, choose_accumulation, reduction_notes, unit_notes, unwrap
 from preparation.batch_forms import collator_of_run
+from preparation.packing_trial import check_packing
 from preparation.trial_rows import check_label_leaks, check_shared_losses
 from ranks.environment import Environment, print_rank_zero
 from resolving.inputs import Inputs
 from resolving.resolved import Resolved
-from tasks.task import BatchForm, MicroBatch
+from tasks.task import MicroBatch
 from utils.processor_type import Processor
 
 
@@ -85,20 +85,9 @@ def check_losses(built: BuiltModel, inputs: Inputs, env: Environment) -> None:
 
 
 def _check_whole_rows(built: BuiltModel, inputs: Inputs, env: Environment) -> None:
-    resolved, task, model = inputs.resolved, inputs.resolved.task, built.model
     check_label_leaks(built, inputs, env)  # first: a model that it refuses may not be packed at all
-    if resolved.config.train_config.batching_strategy == "packing":
-        # Not as compiled layers get them: rows of the trial may be longer than those of the data.
-        form = BatchForm(inputs.vocab_size, resolved.widths, packing=True, offsets=built.empty.offsets)
-        collate: Callable[[list[Any]], Any] = task.make_collator(inputs.processor, built.empty.model.config, form)
-        with computed_in_bf16(model):  # in float8 the scale of activations is that of all documents
-            check_packing_isolates(
-                model,
-                lambda rows: task.token_losses(model, collate(rows).to(env.device)),
-                vocab_size=inputs.vocab_size,
-                row_length=resolved.context_length,
-                device_type=env.device.type,
-            )
+    if inputs.resolved.config.train_config.batching_strategy == "packing":
+        check_packing(built, inputs, env)
 
 
 def build(built: BuiltModel, inputs: Inputs, env: Environment) -> TrainingParts:

@@ -41,12 +41,15 @@ def check_label_leaks(built: BuiltModel, inputs: Inputs, env: Environment) -> No
     widths = tuple(replace(width, multiple_of=1) for width in resolved.widths)
     form = BatchForm(inputs.vocab_size, widths, packing, built.empty.offsets, 0)
     collate = task.make_collator(inputs.processor, built.empty.model.config, form)
-    tolerance = _tolerance(resolved, env)
+    tolerance = tolerance_of_losses(resolved, env)
     with computed_in_bf16(model):  # in float8 the scale of activations is that of all rows
         found = find_label_leak(model, task.token_losses, collate, rows, env.device, tolerance=tolerance)
+    flag, remedy = "--model_name", "give a model of another family"
+    if packing and task.READS_IMAGES:  # it may well be padded
+        flag, remedy = "--batching_strategy", "give --batching_strategy padding"
     for said in gather_to_all(found):
         if said is not None:
-            raise ConfigError(f"--model_name: with {built.empty.architecture} {said}; give a model of another family")
+            raise ConfigError(f"{flag}: with {built.empty.architecture} {said}; {remedy}")
 
 
 def check_shared_losses(built: BuiltModel, inputs: Inputs, env: Environment) -> None:
@@ -72,14 +75,14 @@ def check_shared_losses(built: BuiltModel, inputs: Inputs, env: Environment) -> 
             share_of(whole, group),
             group,
             env.device,
-            tolerance=_tolerance(resolved, env),
+            tolerance=tolerance_of_losses(resolved, env),
         )
     for said in gather_to_all(found):
         if said is not None:
             raise ConfigError(f"--context_parallel_size: with {built.empty.architecture} {said}; leave it out")
 
 
-def _tolerance(resolved: Resolved, env: Environment) -> float:
+def tolerance_of_losses(resolved: Resolved, env: Environment) -> float:
     """By how much losses may differ that should be equal, relative: kernels round otherwise."""
     is_fp32 = resolved.policies.precision.compute_dtype == torch.float32
     return 1e-3 if is_fp32 and env.device.type == "cpu" else 0.05  # on a GPU fp32 may mean TF32

@@ -139,7 +139,7 @@ def resolve(
     task = find_task(model_config, config.train_config.task).for_run(config)
     task.check_config(model_config, config.train_config.model_name)
     check_best_metric(config.train_config, task)
-    check_shared_rows(context, config, model_config, is_causal_task=task.PACKS)
+    check_shared_rows(context, config, model_config, is_causal_task=task.PACKS and not task.READS_IMAGES)
     config = keep_documents_apart(settings_of_task(config, task), model_config, precision, env.device_facts)
     config = with_default_targets(config, model_config)
     router_coefficient, router_notes = resolve_coefficient(
@@ -221,7 +221,8 @@ def _recipe_notes(config: RunConfig, task: Task) -> list[str]:
 def _attention_kinds(train: TrainConfig, task: Task, model_config: PreTrainedConfig) -> set[AttentionKind]:
     """The kinds of attention that FlashAttention 4 might serve; none if the model's attention needs more."""
     prefixed = train.use_peft and train.peft_method == "prefix"  # in a cache, which takes masks
-    is_asked = task.PACKS and train.use_fast_kernels is not False and not (prefixed or caps_scores(model_config))
+    is_text = task.PACKS and not task.READS_IMAGES
+    is_asked = is_text and train.use_fast_kernels is not False and not (prefixed or caps_scores(model_config))
     return attention_kinds(model_config, packed=train.batching_strategy == "packing") if is_asked else set()
 
 

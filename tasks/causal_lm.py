@@ -37,6 +37,7 @@ from tasks.generation import (
     sampling,
 )
 from tasks.listening import listening
+from tasks.micro_batch import offsets_of
 from tasks.task import BatchForm, Task
 from utils.errors import ConfigError
 
@@ -130,13 +131,8 @@ class CausalLM(Task[CausalMicroBatch]):
         return Collator(form.packing, padding_id(processor, form.vocab_size), width, form.offsets, form.num_rows)
 
     def model_inputs(self, batch: CausalMicroBatch) -> dict[str, Any]:
-        # transformers' names of them; flash attention takes those of queries and keys apart.
-        offsets: dict[str, Any] = {}
-        if batch.cu_seqlens is not None:
-            offsets = dict.fromkeys(("cu_seq_lens_q", "cu_seq_lens_k"), batch.cu_seqlens)
-            offsets |= dict.fromkeys(("max_length_q", "max_length_k"), batch.max_seqlen)
         names = ("input_ids", "attention_mask", "position_ids")
-        return {name: getattr(batch, name) for name in names} | offsets
+        return {name: getattr(batch, name) for name in names} | offsets_of(batch)
 
     @torch.no_grad()
     def generate(

@@ -4,25 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Self
+from itertools import islice
+from typing import Any, Self
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 
 from data.batches.counts import EncoderDecoderPairs, causal_pairs
-from data.batches.padding import PaddedWidth, batch_width
+from data.batches.padding import batch_width
 from data.batches.step_loader import Unreadable
 from data.images.sequences import CaptionedImage
 from data.processors.processor_loading import blank_image, image_inputs, num_end_tokens, prompt_text
 from data.processors.written_images import TEXT_INPUTS
-from data.tokens.labels import IGNORE_INDEX, labels_to_predict, shift_left, shift_right
+from data.tokens.labels import IGNORE_INDEX, labels_to_predict, shift_right
 from data.tokens.spans import BadExample
-from tasks.micro_batch import TensorBatch, meta_ids
-from utils.errors import ConfigError, in_one_line
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedConfig
+from tasks.image_masks import ImageMasks
+from tasks.image_rows import GRIDS, RowsOfImages, SampleText
+from tasks.micro_batch import TensorBatch, offsets_of
+from utils.errors import in_one_line
 
 _IMAGES_SEEN = TEXT_INPUTS[4:]  # by each token: Llama 3.2 Vision, Idefics
 
@@ -42,6 +42,16 @@ class ImageTextMicroBatch(TensorBatch):
     num_decoder_pairs: int = 0
     num_cross_pairs: int = 0
     row_lengths: torch.Tensor | None = None  # int64 [batch], tokens of each row, without padding; None: all of it
+    cu_seqlens: torch.Tensor | None = None  # int32 [samples + 1] in the flattened [batch x seq], of packed rows
+    max_seqlen: int = 0  # tokens of the longest sample; 0 without offsets
+    masks: ImageMasks | None = None  # draws those of packed rows; None: transformers does
+
+    def model_inputs(self) -> dict[str, Any]:
+        """The arguments of the model's forward pass."""
+        inputs: dict[str, Any] = self.inputs | offsets_of(self)
+        if self.masks is not None:
+            inputs["attention_mask"] = self.masks.draw(inputs["position_ids"], inputs["token_type_ids"])
+        return inputs
 
     @property
     def text_ids(self) -> torch.Tensor:
@@ -76,16 +86,14 @@ class DecoderIds:
 
 @dataclass(frozen=True)
 class ImageCollator:
-    """Makes an ImageTextMicroBatch of rows of one example each, padded on the right.
+    """Makes an ImageTextMicroBatch of rows of examples.
 
     The processor writes the tokens of an image and the text before the caption. The caption follows; in an
-    encoder-decoder it is the decoder's target.
+    encoder-decoder it is the decoder's target, and rows hold one example each.
     """
 
     processor: Any
-    padding_id: int
-    width: PaddedWidth
-    learned_type: int = 0  # the token type of captions
+    rows: RowsOfImages
     decoder: DecoderIds | None = None
 
     def __call__(self, rows: Sequence[Sequence[CaptionedImage]]) -> ImageTextMicroBatch | Unreadable:
@@ -96,14 +104,16 @@ class ImageCollator:
                 inputs.append(self._inputs_of(example))
             except BadExample as error:
                 return Unreadable(example.pictures.describe(example.place, error))
-        captions = [torch.from_numpy(example.labels.astype(np.int64)) for example in examples]
+        labels = [torch.from_numpy(example.labels.astype(np.int64)) for example in examples]
+        source_rows = tuple(example.source_row for example in examples)
         # An empty micro-batch (fewer rows than ranks) becomes a blank image with nothing to learn.
         inputs = inputs or [image_inputs(self.processor, blank_image(), prompt_text(self.processor, ""))]
-        captions = captions or [torch.empty(0, dtype=torch.int64)]
-        source_rows = tuple(example.source_row for example in examples)
-        if self.decoder is None:
-            return self._of_one_text(inputs, captions, source_rows)
-        return self._of_encoder_decoder(inputs, captions, self.decoder, source_rows)
+        labels = labels or [torch.empty(0, dtype=torch.int64)]
+        if self.decoder is not None:
+            return self._of_encoder_decoder(inputs, labels, self.decoder, source_rows)
+        captions = [torch.from_numpy(example.input_ids.astype(np.int64)) for example in examples] or labels
+        texts = list(map(self._text, inputs, captions, labels))
+        return self._of_one_text(texts, [len(row) for row in rows] or [1], inputs, source_rows)
 
     def _inputs_of(self, example: CaptionedImage) -> dict[str, torch.Tensor]:
         picture = example.pictures.open(example.place)
@@ -112,36 +122,49 @@ class ImageCollator:
         except Exception as error:  # some processors refuse some shapes
             raise BadExample(f"the processor cannot take this image ({in_one_line(error)})") from error
         num_tokens = inputs["input_ids"].shape[1] + (0 if self.decoder else len(example.labels))
-        if num_tokens > self.width.limit:
+        if num_tokens > self.rows.width.limit:
             raise BadExample(
                 f"the tokens of the image, its prompt and caption are {num_tokens:,}, and the model takes "
-                f"{self.width.limit:,} (context_length); give a smaller image or a shorter prompt"
+                f"{self.rows.width.limit:,} (context_length); give a smaller image or a shorter prompt"
             )
         return inputs
 
-    def _of_one_text(
-        self, inputs: list[dict[str, torch.Tensor]], captions: list[torch.Tensor], source_rows: tuple[int, ...]
-    ) -> ImageTextMicroBatch:
+    def _text(self, inputs: Mapping[str, torch.Tensor], caption: torch.Tensor, labels: torch.Tensor) -> SampleText:
         # The processor ends its text; the caption comes before that end and has its own.
-        cut = num_end_tokens(self.processor.tokenizer)
-        rows, labels = [], []
-        for of_image, caption in zip(inputs, captions, strict=True):
-            num_prompt = of_image["input_ids"].shape[1] - cut
-            text = {name: of_image[name][0, :num_prompt] for name in TEXT_INPUTS if name in of_image}
-            rows.append(lengthened(text, caption, self.learned_type))
-            labels.append(torch.cat([torch.full((num_prompt,), IGNORE_INDEX), caption]))
-        lengths = np.array([len(row["input_ids"]) for row in rows])
-        width = batch_width(lengths, self.width)
-        target_positions, targets = labels_to_predict(shift_left(padded(labels, width, IGNORE_INDEX)))
+        num_prompt = inputs["input_ids"].shape[1] - num_end_tokens(self.processor.tokenizer)
+        text = {name: inputs[name][0, :num_prompt] for name in TEXT_INPUTS if name in inputs}
+        return SampleText(
+            inputs=lengthened(text, caption, self.rows.learned_type),
+            labels=torch.cat([torch.full((num_prompt,), IGNORE_INDEX), labels]),
+            grids=inputs.get(GRIDS),
+        )
+
+    def _of_one_text(
+        self,
+        texts: list[SampleText],
+        num_of_rows: Sequence[int],
+        inputs: list[dict[str, torch.Tensor]],
+        source_rows: tuple[int, ...],
+    ) -> ImageTextMicroBatch:
+        """
+        Args:
+            num_of_rows: how many of the texts each row holds.
+        """
+        following, lengths = iter(texts), np.array([len(text) for text in texts])
+        rows = self.rows.of([list(islice(following, number)) for number in num_of_rows])
+        is_empty = not source_rows
         return ImageTextMicroBatch(
-            inputs=self._joined(rows, inputs, width),
-            target_positions=target_positions,
-            targets=targets,
-            num_tokens=int(lengths.sum()) if source_rows else 0,
-            num_label_tokens=sum(map(len, captions)),
-            num_attended_pairs=int(causal_pairs(lengths).sum()) if source_rows else 0,
+            inputs=rows.inputs | _pixels(inputs),
+            target_positions=rows.target_positions,
+            targets=rows.targets,
+            num_tokens=0 if is_empty else int(lengths.sum()),
+            num_label_tokens=sum(int((text.labels != IGNORE_INDEX).sum()) for text in texts),
+            num_attended_pairs=0 if is_empty else int(causal_pairs(lengths).sum()),
             source_rows=source_rows,
-            row_lengths=torch.from_numpy(lengths if source_rows else lengths * 0),
+            row_lengths=rows.row_lengths * (not is_empty),
+            cu_seqlens=rows.cu_seqlens,
+            max_seqlen=rows.max_seqlen,
+            masks=self.rows.masks if self.rows.packing else None,
         )
 
     def _of_encoder_decoder(
@@ -151,14 +174,16 @@ class ImageCollator:
         decoder: DecoderIds,
         source_rows: tuple[int, ...],
     ) -> ImageTextMicroBatch:
-        rows = [{name: row[name][0] for name in TEXT_INPUTS if name in row} for row in inputs]
-        lengths = np.array([len(row["input_ids"]) for row in rows])
+        prompts = [{name: row[name][0] for name in TEXT_INPUTS if name in row} for row in inputs]
+        lengths = np.array([len(prompt["input_ids"]) for prompt in prompts])
         target_lengths = np.array([len(caption) for caption in captions])
-        labels = padded(captions, batch_width(target_lengths, self.width), IGNORE_INDEX)
+        labels = padded(captions, batch_width(target_lengths, self.rows.width), IGNORE_INDEX)
+        unlearned = [SampleText(prompt, torch.full_like(prompt["input_ids"], IGNORE_INDEX)) for prompt in prompts]
         pairs = EncoderDecoderPairs.of(lengths, target_lengths)
         target_positions, targets = labels_to_predict(labels)
         return ImageTextMicroBatch(
-            inputs=self._joined(rows, inputs, batch_width(lengths, self.width))
+            inputs=self.rows.of([[prompt] for prompt in unlearned]).inputs
+            | _pixels(inputs)
             | {"decoder_input_ids": shift_right(labels, decoder.start, decoder.padding)},
             target_positions=target_positions,
             targets=targets,
@@ -171,14 +196,11 @@ class ImageCollator:
             num_cross_pairs=pairs.cross,
         )
 
-    def _joined(
-        self, rows: list[dict[str, torch.Tensor]], inputs: list[dict[str, torch.Tensor]], width: int
-    ) -> dict[str, torch.Tensor]:
-        # Of the captions' type, which no earlier token sees: as a part of the prompt PaliGemma would see padding.
-        fillings = {"input_ids": self.padding_id, "token_type_ids": self.learned_type}
-        text = {name: padded([row[name] for row in rows], width, fillings.get(name, 0)) for name in rows[0]}
-        of_images = [name for name in inputs[0] if name not in TEXT_INPUTS]
-        return text | {name: stacked([of_image[name] for of_image in inputs]) for name in of_images}
+
+def _pixels(inputs: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    """The inputs of images of all examples."""
+    names = [name for name in inputs[0] if name not in TEXT_INPUTS]
+    return {name: stacked([of_image[name] for of_image in inputs]) for name in names}
 
 
 def lengthened(text: Mapping[str, torch.Tensor], caption: torch.Tensor, learned_type: int) -> dict[str, torch.Tensor]:
@@ -244,43 +266,3 @@ def stacked(values: list[torch.Tensor]) -> torch.Tensor:
         padding = [side for amount in reversed(missing) for side in (0, amount)]
         filled.append(F.pad(value, padding) if any(missing) else value)
     return torch.cat(filled)
-
-
-def num_image_tokens(model_config: PreTrainedConfig) -> int:
-    """The positions that an image takes in the text.
-
-    Raises:
-        ConfigError: if a config does not say so, as with models that cut images into tiles.
-    """
-    queries = getattr(model_config, "num_query_tokens", None)
-    if isinstance(queries, int):  # BLIP-2 and InstructBLIP
-        return queries
-    vision = model_config.vision_config
-    size, patch = getattr(vision, "image_size", None), getattr(vision, "patch_size", None)
-    if isinstance(size, int) and isinstance(patch, int) and hasattr(model_config, "vision_feature_layer"):  # LLaVA
-        # "full" keeps the vision encoder's class token, too.
-        return (size // patch) ** 2 + (getattr(model_config, "vision_feature_select_strategy", "") == "full")
-    raise ConfigError(
-        f"--dry_run: how many tokens an image becomes in a {model_config.model_type} model is not known before one is "
-        "read; plans are made for BLIP-2 and LLaVA models, and for text"
-    )
-
-
-def image_meta_batch(config: PreTrainedConfig, rows: int, caption: int) -> ImageTextMicroBatch:
-    """An image per row and after it the caption, of `caption` tokens; a decoder of its own writes the caption."""
-    vision, apart = config.vision_config, getattr(config.get_text_config(), "is_encoder_decoder", False)
-    width = num_image_tokens(config) + (2 if apart else caption)
-    pixels = torch.empty(rows, getattr(vision, "num_channels", 3), vision.image_size, vision.image_size, device="meta")
-    inputs = {"pixel_values": pixels, "input_ids": meta_ids(rows, width), "attention_mask": meta_ids(rows, width)}
-    if apart:
-        inputs["decoder_input_ids"] = meta_ids(rows, caption)
-    num_labels = rows * caption
-    return ImageTextMicroBatch(
-        inputs=inputs,
-        target_positions=meta_ids(num_labels),
-        targets=meta_ids(num_labels),
-        num_tokens=rows * width,
-        num_label_tokens=num_labels,
-        num_attended_pairs=0,
-        source_rows=(),
-    )

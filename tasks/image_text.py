@@ -21,6 +21,7 @@ from data.images.opening import open_image
 from data.images.sample_building import build_image_samples
 from data.images.sequences import build_image_sequences
 from data.processors import processor_loading
+from data.processors.image_lengths import tokens_before_captions
 from data.processors.image_tokens import placeholders_of
 from data.processors.processor_loading import (
     blank_image,
@@ -52,10 +53,13 @@ from tasks.image_batches import (
     DecoderIds,
     ImageCollator,
     ImageTextMicroBatch,
-    image_meta_batch,
     lengthened,
     prompts_of_images,
 )
+from tasks.image_masks import ImageMasks
+from tasks.image_meta_batch import image_meta_batch
+from tasks.image_positions import GridPositions
+from tasks.image_rows import RowsOfImages
 from tasks.image_sample_batches import CaptionsOrSamples
 from tasks.seq2seq_lm import Seq2SeqLM, check_decoder_tokens
 from tasks.task import BatchForm, Task
@@ -68,6 +72,7 @@ class ImageText(Task[ImageTextMicroBatch]):
     NAME = "image_text"
     AUTO_MODEL = AutoModelForImageTextToText
     READS_IMAGES = True
+    PACKS = True
     OWN_SETTINGS = (
         *("context_length", "max_text_length"),
         *("freeze_vision", "freeze_qformer", "freeze_language_model"),
@@ -173,9 +178,9 @@ class ImageText(Task[ImageTextMicroBatch]):
 
         Or conversations, whose tokens are those of their images, too.
         """
-        is_decoder = not getattr(model_config.get_text_config(), "is_encoder_decoder", False)
-        build = _BuildSequences(processor, train_config.max_text_length)
-        return Reading(Caption(end_id(processor, model_config), takes_templates=is_decoder), build)
+        is_apart = getattr(model_config.get_text_config(), "is_encoder_decoder", False)
+        build = _BuildSequences(processor, train_config.max_text_length, is_apart)
+        return Reading(Caption(end_id(processor, model_config), takes_templates=not is_apart), build)
 
     def make_collator(
         self,
@@ -183,16 +188,24 @@ class ImageText(Task[ImageTextMicroBatch]):
         model_config: PreTrainedConfig,
         form: BatchForm,
     ) -> Callable[[list[Any]], Any]:
-        """The collator of a run. Batches are not filled up with rows of padding, because each row needs an image."""
+        """The collator of a run. Padded batches are not filled up with rows of padding: each row needs an image."""
         (width,), text, decoder = form.widths, model_config.get_text_config(), None
         if getattr(text, "is_encoder_decoder", False):
             decoder = DecoderIds(text.decoder_start_token_id, text.pad_token_id)
-        padding = padding_id(processor.tokenizer, form.vocab_size)
-        captions = ImageCollator(processor, padding, width, learned_token_type(processor), decoder)
-        return CaptionsOrSamples(captions, processor, padding, width)
+        rows = RowsOfImages(
+            padding_id(processor.tokenizer, form.vocab_size),
+            width,
+            learned_token_type(processor),
+            packing=form.packing,
+            offsets=form.offsets,
+            num_rows=form.num_rows,
+            positions=GridPositions.of_config(model_config),
+            masks=ImageMasks.of_config(model_config),
+        )
+        return CaptionsOrSamples(ImageCollator(processor, rows, decoder), processor, rows)
 
     def model_inputs(self, batch: ImageTextMicroBatch) -> dict[str, Any]:
-        return batch.inputs
+        return batch.model_inputs()
 
     def shortened(self, sequence: Any, num_tokens: int, num_labels: int) -> Any:
         """The whole example: what the processor writes for an image cannot be cut."""
@@ -266,8 +279,10 @@ class ImageText(Task[ImageTextMicroBatch]):
         packed: bool,
         by_offsets: bool,
     ) -> ImageTextMicroBatch:
-        (text,) = widths
-        return image_meta_batch(model_config, rows, min(text, train_config.max_text_length))
+        (width,) = widths
+        return image_meta_batch(
+            model_config, rows, width, train_config.max_text_length, packed=packed, by_offsets=by_offsets
+        )
 
 
 def head(model: PreTrainedModel) -> PreTrainedModel:
@@ -298,6 +313,7 @@ class _BuildSequences:
 
     processor: Any
     max_text_length: int
+    is_apart: bool  # captions are in a row of their own
 
     def __call__(
         self,
@@ -315,6 +331,7 @@ class _BuildSequences:
                 rows,
                 max_text_length=self.max_text_length,
                 refusal_of=partial(refusal_of_size, self.processor),
+                count_before=None if self.is_apart else partial(tokens_before_captions, self.processor),
                 placeholders=placeholders_of(self.processor),
                 **numbered,
             )

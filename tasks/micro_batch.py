@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Protocol, Self
 
 import numpy as np
 import torch
@@ -51,6 +51,23 @@ class TensorBatch:
         tensors = {name: value for name, value in vars(self).items() if torch.is_tensor(value)}
         moved = {name: function(tensor) for name, tensor in tensors.items() if name not in self.ON_HOST}
         return replace(self, **moved)  # type: ignore[type-var]
+
+
+class HasOffsets(Protocol):
+    """A micro-batch of rows that may be packed."""
+
+    @property
+    def cu_seqlens(self) -> torch.Tensor | None: ...
+    @property
+    def max_seqlen(self) -> int: ...
+
+
+def offsets_of(batch: HasOffsets) -> dict[str, Any]:
+    """A batch's offsets as transformers names them, for queries and keys apart; nothing without."""
+    if batch.cu_seqlens is None:
+        return {}
+    offsets: dict[str, Any] = dict.fromkeys(("cu_seq_lens_q", "cu_seq_lens_k"), batch.cu_seqlens)
+    return offsets | dict.fromkeys(("max_length_q", "max_length_k"), batch.max_seqlen)
 
 
 def meta_ids(*shape: int) -> torch.Tensor:

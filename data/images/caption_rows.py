@@ -31,6 +31,13 @@ _THREADS = 16  # that wait for files, most of the time
 _CHECKED_AT_A_TIME = 4096
 
 
+class CheckedImages(NamedTuple):
+    """The rows of a split, as far as headers of their images tell."""
+
+    is_unusable: np.ndarray  # bool [rows]
+    sizes: list[Size]  # of each row's image; (0, 0) if it has none that can be read
+
+
 class Picture(NamedTuple):
     """An image, decoded, and what the model is asked about it."""
 
@@ -68,20 +75,26 @@ class Pictures:
         Raises:
             BadExample: if it cannot be.
         """
-        row = self.example(index)
-        image = open_image(image_source(row[self.image_column], f"column {self.image_column}", self.folder))
-        return Picture(image, str(row[self.prompt_column]) if self.prompt_column else self.prompt)
+        return Picture(open_image(self._source(index)), self.prompt_of(index))
 
     def describe(self, index: int, error: BadExample) -> str:
         """The message for a row whose image turns out broken when its batch is made."""
         return f"{self.examples.flag}: {self.examples.where(index)}: {error}; mend it, or take the row out"
 
-    def unusable(
+    def prompt_of(self, index: int) -> str:
+        """What the model is asked about the image at this place.
+
+        Raises:
+            BadExample: if the row cannot be read.
+        """
+        return str(self.example(index)[self.prompt_column]) if self.prompt_column else self.prompt
+
+    def check(
         self,
         refusal_of: RefusalOf,
         refusal_of_prompt: Callable[[str], str | None] = lambda prompt: None,
         other_refusals: Mapping[int, str] = MappingProxyType({}),
-    ) -> np.ndarray:
+    ) -> CheckedImages:
         """Which images are not there, have no header that can be read, or a shape or prompt that the processor refuses.
 
         Pixels are not decoded.
@@ -89,13 +102,10 @@ class Pictures:
         Args:
             other_refusals: what else is wrong, by the row's place here.
 
-        Returns:
-            bool [rows].
-
         Raises:
             ConfigError: for the first such image, unless such rows are skipped.
         """
-        is_unusable = np.zeros(len(self), dtype=bool)
+        is_unusable, sizes = np.zeros(len(self), dtype=bool), [(0, 0)] * len(self)
 
         def leave_out(index: int, error: BadExample) -> None:
             refusal = self.examples.refusal(index, error)
@@ -118,6 +128,7 @@ class Pictures:
                     if isinstance(size, BadExample):
                         leave_out(index, size)
                     else:
+                        sizes[index] = size
                         rows_of_size.setdefault(size, []).append(index)
             refused = refused_sizes(rows_of_size, refusal_of)
         reasons = {index: (size, reason) for size, reason in refused.items() for index in rows_of_size[size]}
@@ -126,7 +137,7 @@ class Pictures:
             leave_out(index, BadExample(f"the processor refuses image {name}, {width} x {height} pixels ({reason})"))
         if (num_left_out := int(is_unusable.sum())) > 1 and shows_progress():
             print_line(f"left out: {plural(num_left_out, 'row')} in all whose images cannot be used")
-        return is_unusable
+        return CheckedImages(is_unusable, sizes)
 
     def _refused_prompts(self, refusal_of_prompt: Callable[[str], str | None]) -> dict[int, str]:
         if self.prompt_column is None:

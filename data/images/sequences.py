@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -10,12 +10,15 @@ import numpy as np
 
 from data.images.caption_rows import CaptionRows, Pictures
 from data.images.placeholders import NO_PLACEHOLDERS, Placeholders
-from data.images.shapes import RefusalOf
+from data.images.shapes import RefusalOf, Size
 from data.sequences.flattening import flatten
 from data.sequences.tokenized import Sequences, special_as_text
 from data.tokens.labels import IGNORE_INDEX
 from utils.errors import ConfigError
 from utils.wording import plural
+
+CountBefore = Callable[[Sequence[Size], Sequence[str]], np.ndarray]
+"""The tokens before a caption, int64 [rows], by the sizes of images and their prompts."""
 
 
 class CaptionedImage(NamedTuple):
@@ -34,10 +37,16 @@ class ImageSequences(Sequences):
 
     pictures: Any = None  # Pictures
     max_text_length: int = 0
+    num_before: Any = None  # int64 [captions], tokens of image and prompt; None if they are in a row of their own
 
     def __getitem__(self, index: int) -> CaptionedImage:  # type: ignore[override]
         sequence = super().__getitem__(index)
         return CaptionedImage(*sequence, self.pictures, sequence.source_row)
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """Tokens of each row, int64 [captions]: those of image, prompt and caption, or of the caption alone."""
+        return super().lengths if self.num_before is None else self.num_before + super().lengths
 
     def describe(self, split: str) -> list[str]:
         """Lines on what was cut and what was left out; none if all is well."""
@@ -65,6 +74,7 @@ def build_image_sequences(
     name: str,
     max_text_length: int,
     refusal_of: RefusalOf,
+    count_before: CountBefore | None = None,
     placeholders: Placeholders = NO_PLACEHOLDERS,
     first_row: int = 0,
     is_part: bool = False,
@@ -74,6 +84,7 @@ def build_image_sequences(
     Args:
         max_text_length: the most tokens of a caption, its end token counted; what is cut off lacks that.
         refusal_of: the processor's, of images by their size.
+        count_before: the tokens of each row before its caption; None: the caption is in a row of its own.
         placeholders: the processor's, which neither a caption nor a prompt may spell.
 
     Raises:
@@ -89,7 +100,8 @@ def build_image_sequences(
     offsets = np.concatenate([[0], np.cumsum(is_text)])[flat.offsets]
     starts, lengths = offsets[:-1], np.diff(offsets)
     spelled = _spelled_images(flat, is_text, placeholders)
-    kept = (lengths > 0) & ~rows.pictures.unusable(refusal_of, placeholders.refusal_of_prompt, spelled)
+    checked = rows.pictures.check(refusal_of, placeholders.refusal_of_prompt, spelled)
+    kept = (lengths > 0) & ~checked.is_unusable
     if not kept.any() and not is_part:
         raise ConfigError(f"dataset ({name}): none of its {len(flat)} rows has an image and a caption")
     kept_lengths = np.minimum(lengths, max_text_length)[kept]
@@ -110,7 +122,20 @@ def build_image_sequences(
         num_special_as_text=flat.num_special_as_text,
         pictures=rows.pictures,
         max_text_length=max_text_length,
+        num_before=None if count_before is None else _num_before(rows.pictures, checked.sizes, kept, count_before),
     )
+
+
+def _num_before(pictures: Pictures, sizes: list[Size], kept: np.ndarray, count_before: CountBefore) -> np.ndarray:
+    """The tokens of each kept row before its caption, int64 [kept]."""
+    places = np.flatnonzero(kept).tolist()
+    if not places:
+        return np.zeros(0, dtype=np.int64)
+    # Rows with a column of prompts are read one by one.
+    prompts = (
+        [pictures.prompt_of(place) for place in places] if pictures.prompt_column else [pictures.prompt] * len(places)
+    )
+    return count_before([sizes[place] for place in places], prompts)
 
 
 def _spelled_images(flat: Sequences, is_text: np.ndarray, placeholders: Placeholders) -> dict[int, str]:

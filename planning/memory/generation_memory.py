@@ -20,7 +20,7 @@ from planning.memory.live_bytes import LiveBytes
 from planning.memory.meta_pass import buffers_on_meta, computed_in, kernels_of
 from planning.memory.row_lengths import RowLengths
 from planning.model.planned_model import PlannedModel
-from policies.attention.choice import attention_with_masks, goes_by_offsets
+from policies.attention.choice import attention_with_masks, goes_by_offsets, set_attention
 from resolving.lengths import num_positions
 
 # fp32 numbers per sequence and word of the vocabulary. While the next token is computed and its logits are copied,
@@ -48,7 +48,7 @@ def bytes_of_generation(planned: PlannedModel, card: Card, rows: RowLengths) -> 
         return None
     attention = base.config.get_text_config()._attn_implementation
     if goes_by_offsets(attention):
-        base.set_attn_implementation(attention_with_masks(base))
+        set_attention(base, attention_with_masks(base))
     base.eval()
     live = LiveBytes([*base.parameters(), *base.buffers()])
     try:
@@ -71,7 +71,7 @@ def bytes_of_generation(planned: PlannedModel, card: Card, rows: RowLengths) -> 
                 )
     finally:
         if goes_by_offsets(attention):
-            base.set_attn_implementation(attention)
+            set_attention(base, attention)
     return GenerationBytes(cache, peak)
 
 

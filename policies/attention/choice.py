@@ -22,10 +22,12 @@ from configs.train_settings.data import DEFAULT_CONTEXT_LENGTH
 from configs.training import TrainConfig
 from data.batches.packing import Offsets
 from policies.attention.functions import attention_by_flash_4, attention_by_offsets
+from policies.attention.packed_images import keep_images_apart
 from policies.attention.packing_leaks import LEAKS
 from policies.linear_attention.choice import why_padded
 from policies.linear_attention.layers import state_layers
 from policies.mixed_precision import Precision
+from policies.parts import has_vision
 from utils.compat import (
     LEAKS_BY_MASKS,
     LEAKS_WHEN_PACKED,
@@ -72,7 +74,7 @@ def keep_documents_apart(
     Raises:
         ConfigError: if packing was asked for, and leaks whatever the kernels, or gives documents other positions.
     """
-    config = _keep_chunks(config, model_config)
+    config = _keep_chunks(keep_images_apart(config, model_config), model_config)
     train, model_type = config.train_config, model_config.get_text_config().model_type
     is_shifted = model_type in POSITIONS_AFTER_PADDING
     leaks = model_type in LEAKS_WHEN_PACKED or (
@@ -194,11 +196,17 @@ def _use_offsets(model: PreTrainedModel, *, flash_4: bool = False) -> list[str]:
     """Take this run's attention by offsets. Returns lines to print."""
     if flash_4 and what_hinders_offsets(model) is None:
         AttentionInterface.register(BY_FLASH_4, attention_by_flash_4)
-        model.set_attn_implementation(BY_FLASH_4)
+        set_attention(model, BY_FLASH_4)
         return ["attention: by flash-attn-4"]
     AttentionInterface.register(BY_OFFSETS, attention_by_offsets)
-    model.set_attn_implementation(BY_OFFSETS)
+    set_attention(model, BY_OFFSETS)
     return []
+
+
+def set_attention(model: PreTrainedModel, name: str) -> None:
+    """Let the language model have the attention of this name. A vision encoder, which is not causal, keeps its own."""
+    language_model = model.get_decoder() if has_vision(model) else model
+    language_model.set_attn_implementation(name)
 
 
 def rows_that_need_offsets(model: PreTrainedModel, row_length: int, *, packed: bool = True) -> Offsets:
@@ -252,6 +260,8 @@ def what_needs_masks(model: PreTrainedModel) -> str | None:
     if caps_scores(config):
         return f"{name} soft-caps its attention scores, which the flash kernel does not"
     has_states = bool(state_layers(model))
+    if has_vision(model) and hasattr(model, "create_masks_for_generate"):  # Gemma 3, PaliGemma
+        return f"{name} draws masks of its own, in which the tokens of an image see each other"
     # Models that support flash attention pass windows as an argument, not in a mask. Those with a state, which have no
     # windows, are not said to support other backends, since they would not reach all of their layers.
     follows = getattr(model, "_supports_attention_backend", False) or has_states

@@ -25,21 +25,21 @@ def attention_of_each_sequence(
     window_size: tuple[int, int],
     **options: Any,
 ) -> torch.Tensor:
-    """Causal attention like `varlen_attn`, for CPUs, which have no such kernel.
+    """Attention like `varlen_attn`, for CPUs, which have no such kernel.
 
     Args:
         query: [tokens, heads, head_dim]; key and value may have fewer heads.
         cu_seq_q: int32 [sequences + 1], in host memory.
-        window_size: how many tokens before its own a query sees; -1: all.
+        window_size: how many tokens before its own a query sees, and how many after it, 0 or all; -1: all.
 
     Returns:
         [tokens, heads, head_dim].
     """
-    outputs = []
+    outputs, is_causal = [], window_size[1] == 0
     for queries, keys, values in _sequences((query, key, value), cu_seq_q):
-        mask = _window_mask(queries.shape[2], window_size[0])
+        mask = _window_mask(queries.shape[2], window_size[0]) if is_causal else None
         output = F.scaled_dot_product_attention(
-            queries, keys, values, attn_mask=mask, is_causal=mask is None, scale=scale, enable_gqa=True
+            queries, keys, values, attn_mask=mask, is_causal=is_causal and mask is None, scale=scale, enable_gqa=True
         )
         outputs.append(output[0].transpose(0, 1))
     return torch.cat(outputs)

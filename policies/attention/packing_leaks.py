@@ -6,8 +6,8 @@ A few models take no note of position ids, and leak without an error: those that
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -30,7 +30,14 @@ LEAKS = (
 )
 
 
-@torch.no_grad()
+class TriedRow(NamedTuple):
+    """What a trial puts into a packed row."""
+
+    first: Sequence[Any]  # a sequence, and `NUM_TRIES` others of its length to put in its place; without labels
+    second: Any  # the only one with labels, so its losses may depend on the first by a leak alone
+    third: Sequence[Any]  # as the first
+
+
 def check_packing_isolates(
     model: nn.Module,
     token_losses_of: Callable[[list[list[Any]]], torch.Tensor],
@@ -39,13 +46,10 @@ def check_packing_isolates(
     row_length: int,
     device_type: str = "cpu",
 ) -> None:
-    """Pack three documents into a row, change the first, and refuse if that changes a loss of the second.
-
-    A change of the third one, which causal models cannot see, shows how far losses move by rounding alone: kernels of
-    experts, for one, round by how many tokens they get. Every rank must call this.
+    """`check_row_isolates` with random documents.
 
     Args:
-        token_losses_of: the losses of rows' label tokens, by the collation and the forward pass that training uses.
+        token_losses_of: as of `check_row_isolates`.
         row_length: the most tokens of a row of the run.
         device_type: of the device that computes: "cuda", "cpu".
 
@@ -55,14 +59,34 @@ def check_packing_isolates(
     generator = np.random.default_rng(0)
     lengths = _document_lengths(min(row_length, _trial_length(model, device_type)))
     first, second, third = (_documents(generator, vocab_size, length) for length in lengths)
-    # Only the second document has labels, so its losses may depend on the first one by a leak alone.
-    labeled = TokenSequence(second[0], second[0], 1)
+    tried = TriedRow(
+        [_without_labels(ids, 0) for ids in first],
+        TokenSequence(second[0], second[0], 1),
+        [_without_labels(ids, 2) for ids in third],
+    )
+    check_row_isolates(model, token_losses_of, tried)
 
-    def losses(before: np.ndarray, after: np.ndarray) -> torch.Tensor:
-        row = [_without_labels(before, 0), labeled, _without_labels(after, 2)]
-        return token_losses_of([row]).double().cpu()
 
-    training = model.training
+@torch.no_grad()
+def check_row_isolates(
+    model: nn.Module, token_losses_of: Callable[[list[list[Any]]], torch.Tensor], tried: TriedRow
+) -> None:
+    """Pack three sequences into a row, change the first, and refuse if that changes a loss of the second.
+
+    A change of the third one, which causal models cannot see, shows how far losses move by rounding alone: kernels of
+    experts, for one, round by how many tokens they get. Every rank must call this.
+
+    Args:
+        token_losses_of: the losses of rows' label tokens, by the collation and the forward pass that training uses.
+
+    Raises:
+        ConfigError: if packing would leak.
+    """
+
+    def losses(before: Any, after: Any) -> torch.Tensor:
+        return token_losses_of([[before, tried.second, after]]).double().cpu()
+
+    first, third, training = tried.first, tried.third, model.training
     model.eval()
     # Eager: compiled layers would specialize for the trial's shape, and after a second shape compile dynamic ones.
     with torch.compiler.set_stance("force_eager"):
@@ -73,6 +97,41 @@ def check_packing_isolates(
     reshard(model)
     if moved > max(1e-5 * float(plain.abs().max()), 10 * rounding):
         raise ConfigError(LEAKS)
+
+
+@torch.no_grad()
+def check_same_alone(
+    model: nn.Module,
+    token_losses_of: Callable[[list[list[Any]]], torch.Tensor],
+    padded_losses_of: Callable[[list[list[Any]]], torch.Tensor],
+    tried: TriedRow,
+    *,
+    tolerance: float,
+) -> None:
+    """Refuse if a sample's losses in a packed row are others than alone in a padded one. Every rank must call this.
+
+    The model itself counts the positions of a padded row, and knows which of its tokens see each other.
+
+    Args:
+        token_losses_of, padded_losses_of: the losses of rows' label tokens, packed and padded.
+        tolerance: by how much they may differ, relative: kernels round otherwise.
+
+    Raises:
+        ConfigError: if so.
+    """
+    training = model.training
+    model.eval()
+    with torch.compiler.set_stance("force_eager"):
+        packed = token_losses_of([[tried.first[0], tried.second, tried.third[0]]]).double().cpu()
+        alone = padded_losses_of([[tried.second]]).double().cpu()
+    model.train(training)
+    reshard(model)
+    # Of losses that are not finite, the difference is none, and training stops.
+    if float((packed - alone).abs().mean()) > tolerance * max(1.0, float(alone.mean())):
+        raise ConfigError(
+            "--batching_strategy: with this model the losses of a sample are others in a packed row than alone; give "
+            "--batching_strategy padding"
+        )
 
 
 def _trial_length(model: nn.Module, device_type: str) -> int:

@@ -41,7 +41,7 @@ def flags(folder: Path, output: Path, *more: str) -> list[str]:
     given = ["--model_name", str(folder / "model"), "--output_dir", str(output), "--dataset", "caption_dataset"]
     given += ["--caption_dataset.data_path", str(folder / "pictures"), "--enable_fsdp", "--num_epochs", "2"]
     given += ["--batch_size_training", "2", "--lr", "5e-3", "--save_every_steps", "3", "--keep_last", "9"]
-    return [*given, "--num_workers_dataloader", "0", *more]
+    return [*given, "--batching_strategy", "padding", "--num_workers_dataloader", "0", *more]
 
 
 def test_a_resumed_run_gives_the_same_weights(folder: Path, process_group: ProcessGroup, tmp_path: Path) -> None:

@@ -70,7 +70,7 @@ def test_a_shape_that_the_processor_refuses_is_named_before_weights_are_read(mod
     ("flags", "message"),
     [
         ("--dataset text_dataset", "--dataset: a model of image and text is trained on captions or conversations"),
-        ("--batching_strategy packing", "--batching_strategy: packing is for causal language models"),
+        ("--batching_strategy packing", "--batching_strategy: with this model the documents of a packed row would"),
         ("--task causal_lm", "--task: "),
         ("--use_peft --peft_method llama_adapter", "--peft_method: llama_adapter is for models of text alone"),
         ("--freeze_vision --freeze_qformer --freeze_language_model --use_peft", "nothing is left to train"),

@@ -14,6 +14,9 @@ from tests.helpers.processes import ProcessGroup, train_events
 from tests.helpers.reference import assert_agrees, lora_flags
 
 NUM_STEPS, NUM_ROWS = 2, 20
+PACKED_LENGTH = 128
+PACKED_CASES = ["qwen2_5_vl", "gemma3"]
+SLOW_PACKED_CASES = ["llava", "idefics3", "qwen2_vl"]
 NUM_DRAWS = 5  # of cuts for each case; the first is a fast test
 LANGUAGE_TARGETS = r".*(language|text)_model.*\.(q_proj|v_proj)"
 CASES = [  # every layout and kind of training
@@ -87,7 +90,7 @@ def test_loss_and_gradients_do_not_depend_on_the_split(
 ) -> None:
     cut = random_cut(name, layout, lora, draw, ranks=(1,) if layout == "single" else (2, 3))
     flags = [*image_flags(models[name], pictures, tmp_path / "run", num_steps=NUM_STEPS), *cut.flags]
-    flags += ["--save_model", "False"]
+    flags += ["--save_model", "False", "--batching_strategy", "padding"]
     flags += ["--enable_fsdp"] if layout == "fsdp" else []
     # A tower's layers have such names, too, and get no adapter.
     flags += lora_flags(["q_proj", "v_proj"]) if lora else []
@@ -96,6 +99,28 @@ def test_loss_and_gradients_do_not_depend_on_the_split(
     # In fp32, plain transformers is 6e-6 off for PaliGemma, whose embeddings are multiplied by the root of their size.
     tolerance = 2e-5 if name == "paligemma" else 1e-5
     assert_agrees(tmp_path / "run", references[name, cut.global_batch, targets], tolerance=tolerance)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *PACKED_CASES,
+        *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW_PACKED_CASES),
+        pytest.param("smolvlm", marks=[needs_num2words, pytest.mark.slow]),
+    ],
+)
+def test_packed_rows_give_the_losses_and_gradients_of_one_example_at_a_time(
+    name: str, models: Made, process_group: ProcessGroup, tmp_path: Path
+) -> None:
+    pictures = save_pictures(tmp_path / "pictures", NUM_ROWS, widths=(32, 64, 48))
+    cut = random_cut("packed", name, ranks=(2,))
+    flags = [*image_flags(models[name], pictures, tmp_path / "run", num_steps=NUM_STEPS), *cut.flags]
+    flags += ["--context_length", str(PACKED_LENGTH), "--batching_strategy", "packing", "--save_model", "False"]
+    process_group.train([*flags, "--enable_fsdp"], cut.ranks)
+    reference = image_reference(
+        models[name], pictures, num_steps=NUM_STEPS, global_batch=cut.global_batch, packed_length=PACKED_LENGTH
+    )
+    assert_agrees(tmp_path / "run", reference, tolerance=1e-5)
 
 
 @pytest.mark.slow

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -65,13 +65,19 @@ def captioned(number: int, seed: int = 0) -> list[tuple[Image.Image, str]]:
     return found
 
 
-def save_pictures(folder: Path, number: int, seed: int = 0, split: str = "train") -> Path:
-    """The pictures as files, with a JSON line for each: `image`, `text`. Returns the JSON file."""
+def save_pictures(
+    folder: Path, number: int, seed: int = 0, split: str = "train", widths: Sequence[int] = (IMAGE_SIZE,)
+) -> Path:
+    """The pictures as files, with a JSON line for each: `image`, `text`. Returns the JSON file.
+
+    Args:
+        widths: of the pictures, in turn.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     lines = []
     for index, (picture, text) in enumerate(captioned(number, seed)):
         file = folder / f"{split}-{index}.png"
-        picture.save(file)
+        picture.resize((widths[index % len(widths)], IMAGE_SIZE)).save(file)
         lines.append(json.dumps({"image": file.name, "text": text}))
     table = folder / f"{split}.jsonl"
     table.write_text("\n".join(lines) + "\n")

@@ -14,6 +14,7 @@ from peft.tuners.lora import LoraLayer
 from PIL import Image
 from transformers import AutoModelForImageTextToText
 
+from data.batches.packing import pack_best_fit
 from data.processors.processor_loading import read_processor
 from tests.helpers.reference import SEED, reference_order
 
@@ -37,11 +38,19 @@ def image_flags(model: Path, data: Path, output: Path, *, num_steps: int) -> lis
 
 
 def image_reference(
-    model_folder: Path, table: Path, *, num_steps: int, global_batch: int, lora_targets: str = ""
+    model_folder: Path,
+    table: Path,
+    *,
+    num_steps: int,
+    global_batch: int,
+    lora_targets: str = "",
+    packed_length: int | None = None,
 ) -> list[tuple[float, float]]:
     """One example at a time in fp64, with the processor's inputs and the model's own loss.
 
     Args:
+        global_batch: rows of a step.
+        packed_length: tokens of rows that hold several examples; None: each holds one.
         lora_targets: a pattern of the names of the layers that an adapter of rank 4 is put beside.
 
     Returns:
@@ -65,19 +74,26 @@ def image_reference(
         processor.tokenizer(row["text"], add_special_tokens=False)["input_ids"] + [processor.tokenizer.eos_token_id]
         for row in rows
     ]
-    steps_per_epoch = -(-len(rows) // global_batch)
+    examples = [
+        example_of(processor, model.config, table.parent / row["image"], caption)
+        for row, caption in zip(rows, captions, strict=True)
+    ]
+    lengths = [labels.shape[1] for _, labels in examples]
+    packed = [[row] for row in range(len(rows))]
+    if packed_length is not None:
+        packed = pack_best_fit(lengths, packed_length)
+    steps_per_epoch = -(-len(packed) // global_batch)
     results = []
     for step in range(num_steps):
         epoch, step_of_epoch = divmod(step, steps_per_epoch)
         for group in optimizer.param_groups:
             group["lr"] = LR * 0.85**epoch
-        order = reference_order(len(rows), epoch, list(map(len, captions)), global_batch)
-        chosen = order[step_of_epoch * global_batch :][:global_batch]
+        order = reference_order(len(packed), epoch, lengths if packed_length is None else None, global_batch)
+        chosen = [row for place in order[step_of_epoch * global_batch :][:global_batch] for row in packed[place]]
         num_label_tokens = sum(len(captions[row]) for row in chosen)
         loss_sum = 0.0
         for row in chosen:
-            inputs, labels = example_of(processor, model.config, table.parent / rows[row]["image"], captions[row])
-            loss = own_loss(model, inputs, labels) * len(captions[row])
+            loss = own_loss(model, *examples[row]) * len(captions[row])
             (loss / num_label_tokens).backward()
             loss_sum += loss.item()
         results.append((loss_sum / num_label_tokens, torch.nn.utils.clip_grad_norm_(parameters, 0.5).item()))

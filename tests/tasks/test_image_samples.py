@@ -15,6 +15,9 @@ from data.batches.padding import PaddedWidth
 from data.batches.step_loader import Unreadable
 from data.processors.written_images import ImageWriter
 from tasks.image_batches import ImageTextMicroBatch
+from tasks.image_masks import ImageMasks
+from tasks.image_positions import GridPositions
+from tasks.image_rows import RowsOfImages
 from tasks.image_sample_batches import ImageSampleCollator
 from tests.helpers.image_chats import chat_processor, flat_picture, read_chats, save_chat_model
 from tests.helpers.image_models import captioned
@@ -42,14 +45,36 @@ def write_chats(folder: Path) -> Path:
     return table
 
 
-def collator_of(processor: Any, multiple: int = 1) -> ImageSampleCollator:
-    return ImageSampleCollator(ImageWriter.of(processor), 0, PaddedWidth(multiple, 1024))
+def collator_of(processor: Any, multiple: int = 1, **options: Any) -> ImageSampleCollator:
+    rows = RowsOfImages(0, PaddedWidth(multiple, 1024), **options)
+    return ImageSampleCollator(ImageWriter.of(processor), rows)
 
 
 def losses_of(model: Any, batch: Any) -> torch.Tensor:
     """The loss of each label token, in the order of its place."""
-    logits = model(**batch.inputs).logits.flatten(0, 1)[batch.target_positions]
+    logits = model(**batch.model_inputs(), use_cache=False).logits.flatten(0, 1)[batch.target_positions]
     return torch.nn.functional.cross_entropy(logits, batch.targets, reduction="none")
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@torch.no_grad()
+def test_samples_that_share_rows_have_the_losses_of_padded_ones(name: str, tmp_path: Path) -> None:
+    """Two images, none, and three in one row; and three with none."""
+    model = AutoModelForImageTextToText.from_pretrained(save_chat_model(name, tmp_path / "model")).eval()
+    processor = chat_processor(name)
+    samples = read_chats(processor, write_chats(tmp_path))
+    several, one = [*samples], [samples[2], samples[0]]
+    padded = collator_of(processor)([[sample] for sample in [*several, *one]])
+    of_family = {"positions": GridPositions.of_config(model.config), "masks": ImageMasks.of_config(model.config)}
+    packed = collator_of(processor, 16, packing=True, num_rows=3, **of_family)([several, one])
+    assert isinstance(packed, ImageTextMicroBatch)
+    assert packed.inputs["input_ids"].shape[0] == 3
+    assert "attention_mask" not in packed.inputs
+    assert torch.allclose(losses_of(model, packed), losses_of(model, padded), atol=1e-5)
+    assert (packed.num_tokens, packed.num_attended_pairs) == (padded.num_tokens, padded.num_attended_pairs)
+    texts = collator_of(processor, packing=True, **of_family)([[samples[1]] * 3])
+    alone = losses_of(model, collator_of(processor)([[samples[1]]]))
+    assert torch.allclose(losses_of(model, texts), alone.repeat(3), atol=1e-5)
 
 
 @pytest.mark.parametrize("name", FAMILIES)

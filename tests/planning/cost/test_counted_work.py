@@ -25,7 +25,7 @@ from planning.memory.row_lengths import RowLengths
 from planning.model.planned_model import PlannedModel, build_planned_model
 from planning.planned_run import plan_of
 from resolving.resolved import resolve
-from tasks.image_batches import num_image_tokens
+from tasks.image_meta_batch import num_image_tokens
 from tests.helpers.image_models import MODELS
 from tests.helpers.pairwise import select_product
 
