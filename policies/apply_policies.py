@@ -19,7 +19,6 @@ from policies.loss.compiled_cross_entropy import compile_cross_entropy
 from policies.loss.summed_loss import CrossEntropy, summed_cross_entropy, use_summed_loss
 from policies.mixed_precision import Precision
 from policies.model_task import ModelTask
-from policies.parts import has_vision, qformer_part
 from policies.quantization.choice import quantize_weights
 from policies.quantization.float8 import Float8, compute_in_float8, store_in_float8
 from policies.quantization.packing import Quantization
@@ -31,6 +30,7 @@ from policies.wrapping import find_layers, find_outer_norms, find_units
 from ranks.context_group import ContextGroup
 from ranks.environment import Environment
 from utils.errors import ConfigError
+from utils.model_parts import has_vision, qformer_part
 
 
 class Policies(NamedTuple):

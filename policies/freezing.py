@@ -8,9 +8,9 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from configs.training import TrainConfig
-from policies.parts import has_vision, language_part, qformer_part, vision_part
 from policies.wrapping import find_layers
 from utils.errors import ConfigError
+from utils.model_parts import has_vision, language_part, qformer_part, vision_part
 from utils.wording import plural
 
 PARTS: dict[str, Callable[[PreTrainedModel], Sequence[nn.Module | nn.Parameter]]] = {

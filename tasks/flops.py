@@ -30,7 +30,7 @@ class Flops(Protocol):
 
 
 class UnknownFlops:
-    """Counts nothing, as for vision encoders: their work depends on the sizes of images, which no step counts."""
+    """Counts nothing, as for an encoder-decoder that reads images."""
 
     def count(self, counts: BatchCounts) -> float:
         return math.nan
@@ -45,13 +45,16 @@ class StepFlops:
     et al., "PaLM", 2022, appendix B, with causal pairs counted exactly). Layers with a state: `_flops_of_states`.
     """
 
-    def __init__(self, model: Any, cost: Cost = flops_per_token) -> None:
+    def __init__(self, model: Any, cost: Cost = flops_per_token, left_out: Sequence[Counted] = ()) -> None:
         """
         Args:
             model: without a wrapper around it, sharded or not.
             cost: of a matrix for each token (of experts, if it met all); a plan counts bytes and the like so, too.
+            left_out: matrices that meet no tokens, as those of a vision encoder.
         """
-        of_head, of_others = _matrices(model)
+        of_head, of_others = matrices_of(model)
+        of_elsewhere = {id(matrix.parameter) for matrix in left_out}
+        of_others = [matrix for matrix in of_others if id(matrix.parameter) not in of_elsewhere]
         # Experts that share one tensor count with all of their weights, so they are scaled to those a token meets.
         met = shares_of_experts(model)
         self.per_label_token = sum(map(cost, of_head))
@@ -80,7 +83,7 @@ class Seq2SeqFlops:
         """
         Args: as of `StepFlops`.
         """
-        of_head, of_others = _matrices(model)
+        of_head, of_others = matrices_of(model)
         in_decoder = {id(parameter): name for name, parameter in model.get_decoder().named_parameters()}
         of_source = [m for m in of_others if _reads_source(in_decoder.get(id(m.parameter)))]
         self.per_label_token = sum(map(cost, of_head))
@@ -138,7 +141,7 @@ def _num_experts(module: Any, shape: Sequence[int]) -> int:
     return num_experts
 
 
-def _matrices(model: Any) -> tuple[list[Counted], list[Counted]]:
+def matrices_of(model: Any) -> tuple[list[Counted], list[Counted]]:
     """The matrices that are multiplied with: the head's, and all others."""
     head = model.get_output_embeddings()
     head_weights = {id(parameter) for parameter in head.parameters()} if head is not None else set()

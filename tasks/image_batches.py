@@ -41,6 +41,10 @@ class ImageTextMicroBatch(TensorBatch):
     num_decoder_tokens: int = 0
     num_decoder_pairs: int = 0
     num_cross_pairs: int = 0
+    num_image_features: int = 0  # these four as in `tasks.image_counts.ImageCounts`
+    num_patches: int = 0
+    num_patch_pairs: int = 0
+    num_window_pairs: int = 0
     row_lengths: torch.Tensor | None = None  # int64 [batch], tokens of each row, without padding; None: all of it
     cu_seqlens: torch.Tensor | None = None  # int32 [samples + 1] in the flattened [batch x seq], of packed rows
     max_seqlen: int = 0  # tokens of the longest sample; 0 without offsets

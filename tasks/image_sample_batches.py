@@ -6,13 +6,14 @@ The collator runs in the loader's workers: that is where images are opened.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice
 from typing import Any
 
 import numpy as np
 import torch
+from transformers import PreTrainedConfig
 
 from data.batches.counts import causal_pairs
 from data.batches.step_loader import Unreadable
@@ -22,6 +23,7 @@ from data.processors.written_images import ImageWriter
 from data.tokens.labels import IGNORE_INDEX
 from data.tokens.spans import BadExample
 from tasks.image_batches import ImageCollator, ImageTextMicroBatch, stacked
+from tasks.image_counts import count_images
 from tasks.image_rows import GRIDS, RowsOfImages, SampleText
 from utils.errors import in_one_line
 
@@ -106,10 +108,14 @@ class CaptionsOrSamples:
     captions: ImageCollator
     processor: Any
     rows: RowsOfImages
+    model_config: PreTrainedConfig
 
     def __call__(self, rows: Sequence[Sequence[Any]]) -> ImageTextMicroBatch | Unreadable:
         is_samples = any(isinstance(example, ImageSample) for row in rows for example in row)
-        return self._samples(rows) if is_samples else self.captions(rows)
+        batch = self._samples(rows) if is_samples else self.captions(rows)
+        if isinstance(batch, Unreadable):
+            return batch
+        return replace(batch, **count_images(batch.inputs, self.model_config)._asdict())
 
     @cached_property
     def _samples(self) -> ImageSampleCollator:

@@ -37,6 +37,7 @@ from data.sequences.reading import Reading
 from data.sequences.tokenized import Sequences, TokenSequence
 from data.tokens.encoding import Caption
 from tasks.causal_lm import CausalLM
+from tasks.flops import Cost, Flops, UnknownFlops, flops_per_token
 from tasks.generation import (
     AnswerSettings,
     GeneratedAnswer,
@@ -56,6 +57,7 @@ from tasks.image_batches import (
     lengthened,
     prompts_of_images,
 )
+from tasks.image_flops import ImageFlops
 from tasks.image_masks import ImageMasks
 from tasks.image_meta_batch import image_meta_batch
 from tasks.image_positions import GridPositions
@@ -202,7 +204,7 @@ class ImageText(Task[ImageTextMicroBatch]):
             positions=GridPositions.of_config(model_config),
             masks=ImageMasks.of_config(model_config),
         )
-        return CaptionsOrSamples(ImageCollator(processor, rows, decoder), processor, rows)
+        return CaptionsOrSamples(ImageCollator(processor, rows, decoder), processor, rows, model_config)
 
     def model_inputs(self, batch: ImageTextMicroBatch) -> dict[str, Any]:
         return batch.model_inputs()
@@ -267,6 +269,12 @@ class ImageText(Task[ImageTextMicroBatch]):
 
     def load_processor(self, train_config: TrainConfig) -> Any:
         return processor_loading.load_processor(train_config)
+
+    def make_flops(self, model: nn.Module, cost: Cost = flops_per_token) -> Flops:
+        """By tokens and patches; unknown if the language model is an encoder-decoder."""
+        config: Any = getattr(model, "config", None)
+        is_apart = getattr(config.get_text_config(), "is_encoder_decoder", False)
+        return UnknownFlops() if is_apart else ImageFlops(model, cost)
 
     def meta_batch(
         self,

@@ -20,6 +20,12 @@ class TensorBatch:
     num_decoder_pairs = 0
     num_cross_pairs = 0
 
+    # Of a batch without images.
+    num_image_features = 0
+    num_patches = 0
+    num_patch_pairs = 0
+    num_window_pairs = 0
+
     # Asked for by mixtures of experts alone, and no encoder-decoder that trains is one.
     row_lengths: torch.Tensor | None = None
 

@@ -23,6 +23,10 @@ class BatchCounts(NamedTuple):
     num_decoder_tokens: int = 0  # of num_tokens, those that the decoder of an encoder-decoder reads
     num_decoder_pairs: int = 0  # (query, key) pairs of its self-attention
     num_cross_pairs: int = 0  # (query, key) pairs of its attention to the encoder
+    num_image_features: int = 0  # of num_tokens, those that stand for images (`tasks.image_counts`)
+    num_patches: int = 0  # that a vision encoder reads
+    num_patch_pairs: int = 0  # (query, key) pairs of its attention in whole images
+    num_window_pairs: int = 0  # the same in windows
     num_loss_terms: int = 0  # what the loss is a mean over: label tokens, or samples or pairs, as the task says
 
 

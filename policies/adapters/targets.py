@@ -24,9 +24,9 @@ from policies.adapters.peft_names import (
     renamed_by_peft,
 )
 from policies.experts.finding import ExpertWeight
-from policies.parts import has_vision, language_part
 from policies.uncalled_layers import uncalled_layers
 from utils.errors import ConfigError
+from utils.model_parts import has_vision, language_part
 
 LINEAR = (nn.Linear, Conv1D)  # told by class, since a quantized layer's weight has another shape
 

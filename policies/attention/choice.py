@@ -27,7 +27,6 @@ from policies.attention.packing_leaks import LEAKS
 from policies.linear_attention.choice import why_padded
 from policies.linear_attention.layers import state_layers
 from policies.mixed_precision import Precision
-from policies.parts import has_vision
 from utils.compat import (
     LEAKS_BY_MASKS,
     LEAKS_WHEN_PACKED,
@@ -39,6 +38,7 @@ from utils.compat import (
 from utils.device import DeviceFacts
 from utils.errors import ConfigError
 from utils.layer_configs import head_dim_of, layer_configs
+from utils.model_parts import has_vision
 
 BY_OFFSETS, BY_FLASH_4 = "causal_by_offsets", "causal_by_fa4"
 """The names by which transformers knows `attention_by_offsets` and `attention_by_flash_4`.

@@ -17,8 +17,8 @@ from transformers import AttentionInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from policies.attention.each_sequence import attention_of_each_sequence
-from policies.parts import vision_part
 from utils.device import DeviceFacts
+from utils.model_parts import vision_part
 
 OF_EACH_IMAGE = "flash_of_each_image"
 """The name by which transformers knows `attention_of_each_image`. It hands offsets to names that hold "flash"."""

@@ -17,7 +17,6 @@ from transformers import PreTrainedModel
 from configs.quantization import QuantizationConfig
 from policies.experts.finding import ExpertWeight, find_experts
 from policies.mixed_precision import DTYPES, Precision
-from policies.parts import has_vision, language_part
 from policies.quantization.packing import BLOCK, MXFP4, PackedWeight, Quantization
 from policies.quantization.quantized_experts import PackedExperts, pack_experts
 from policies.quantization.quantized_linear import QuantizedLinear
@@ -26,6 +25,7 @@ from policies.uncalled_layers import uncalled_layers
 from ranks.collectives import gather_to_all
 from utils.compat import SHARDS_INTEGERS
 from utils.errors import ConfigError, in_one_line
+from utils.model_parts import has_vision, language_part
 from utils.optional_packages import import_bitsandbytes
 from utils.parameters import count_weights, packed_weights
 
