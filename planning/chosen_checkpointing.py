@@ -76,11 +76,11 @@ def choose_checkpointing(
         line = f"activation_checkpointing: auto is {default}, this run's default: there is no memory of a GPU to fit"
         return planned, plans.memory(default), line
     off = plans.alike("off")
-    mixes = (plans.fewest(*pair, plans.fits) for pair in MIXED)
-    found = [mix for mix in mixes if mix is not None]
-    if plans.fits(off):
-        # Layers that recompute nothing are the fastest, unless all that they keep has to move.
-        found = [off, plans.alike("selective"), *found] if planned.empty.num_offloaded else [off]
+    # Layers that recompute nothing are the fastest, unless all that they keep has to move.
+    found = [off] if plans.fits(off) else []
+    if not found or planned.empty.num_offloaded:
+        mixes = (plans.fewest(*pair, plans.fits) for pair in MIXED)
+        found += [*(plans.alike("selective") for _ in found), *(mix for mix in mixes if mix is not None)]
 
     def slowness(one: Checkpointing) -> tuple[float, float]:
         return _slowness(plans.model(one), plans.memory(one), seconds)

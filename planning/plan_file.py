@@ -39,16 +39,12 @@ class PlanAtStart(NamedTuple):
     offloaded: Offloaded | None  # of them
     network: RunNetwork | None  # its traffic and its hardware
     notes: tuple[str, ...]  # lines to print
+    too_short: str | None = None  # why it is planned uncompiled although its settings compile it, as a clause
 
     @property
     def card(self) -> str | None:
         """The name of the devices; None if the run could not be planned."""
         return None if self.network is None else self.network.hardware.card.name
-
-    @property
-    def seconds_per_run(self) -> float | None:
-        """Of all steps and evaluations; None if they could not be planned."""
-        return None if self.values is None else self.values.get("seconds_per_run")
 
     def check_host(self, config: RunConfig) -> None:
         """Refuse a run that moves more to host memory than there is: the kernel would end it without a word.
@@ -77,17 +73,24 @@ class PlanAtStart(NamedTuple):
 
 
 def plan_for_all(
-    resolved: Resolved, env: Environment, data: Callable[[], DataFacts], earlier: EarlierChoice | None = None
+    resolved: Resolved,
+    env: Environment,
+    data: Callable[[], DataFacts],
+    earlier: EarlierChoice | None = None,
+    *,
+    begins: bool = True,
 ) -> PlanAtStart:
     """Rank 0's plan, for the rank with the least memory. Every rank must call this.
 
     Args:
         data: what is known of the data; called on rank 0.
-        earlier: as in `plan_at_start`.
+        earlier, begins: as in `plan_at_start`.
     """
     # Every rank must allow the same checkpointing, so the one with the least memory decides.
     memory_gib = min(gather_to_all(_own_memory_gib(env)))
-    return on_rank_zero(lambda: plan_at_start(resolved, env, data(), memory_gib=memory_gib, earlier=earlier))
+    return on_rank_zero(
+        lambda: plan_at_start(resolved, env, data(), memory_gib=memory_gib, earlier=earlier, begins=begins)
+    )
 
 
 def plan_at_start(
@@ -97,6 +100,7 @@ def plan_at_start(
     *,
     memory_gib: float = math.inf,
     earlier: EarlierChoice | None = None,
+    begins: bool = True,
 ) -> PlanAtStart:
     """The plan of the run that starts on these ranks, in closed form.
 
@@ -106,6 +110,7 @@ def plan_at_start(
         memory_gib: memory that the run may use of each device, if less than its driver gives.
         earlier: the checkpointing that the run had before it was resumed. It stays on the same cards, with the same
             ranks and settings, as long as it fits.
+        begins: it goes on from no checkpoint, so it may turn out too short to be compiled.
     """
     config = resolved.config
     auto = config.train_config.activation_checkpointing == "auto"
@@ -113,8 +118,7 @@ def plan_at_start(
     try:
         hardware = own_hardware(config.train_config, config.planning_config, env)
         card = replace(hardware.card, memory_gib=min(hardware.card.memory_gib, memory_gib))
-        global_batch = resolved.batches.global_batch_size  # that of the checkpoint, if it goes on from one
-        plan = _plan_with(config, replace(hardware, card=card), data, global_batch, earlier)
+        plan = _plan_with(resolved, replace(hardware, card=card), data, earlier, begins=begins)
         network = RunNetwork(plan.resolved.policies.layout, find_traffic(plan.model), hardware)
     except Exception as error:  # the run is worth more than its plan: it goes on without one
         why = f"this run could not be planned ({in_one_line(error)})"
@@ -124,15 +128,19 @@ def plan_at_start(
         return PlanAtStart(None, None, None, None, (f"{PLAN}: not written, since {why}", *notes))
     empty = plan.model.empty
     offloaded = Offloaded(empty.num_offloaded, int(plan.memory.pinned_gib * GIB))
-    return PlanAtStart(plan.to_dict(), empty.checkpointing, offloaded, network, plan.choices)
+    return PlanAtStart(plan.to_dict(), empty.checkpointing, offloaded, network, plan.choices, plan.too_short)
 
 
 def _plan_with(
-    config: RunConfig, hardware: Hardware, data: DataFacts, global_batch: int, earlier: EarlierChoice | None
+    resolved: Resolved, hardware: Hardware, data: DataFacts, earlier: EarlierChoice | None, *, begins: bool
 ) -> Plan:
     """The plan with the earlier checkpointing if that holds here, else with one that is chosen anew."""
+    config = resolved.config
+    global_batch = resolved.batches.global_batch_size  # that of the checkpoint, if it goes on from one
     if earlier is None:
-        return plan_of(config, hardware, data, resumed_size=global_batch)
+        return plan_of(
+            config, hardware, data, resumed_size=global_batch, may_be_too_short=begins and resolved.chose_to_compile
+        )
     obstacle = earlier.obstacle
     if earlier.card != hardware.card.name:
         obstacle = f"it was made for {earlier.card}"

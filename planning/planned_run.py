@@ -41,6 +41,7 @@ class Plan:
     time: TimePlan | None  # None if the hardware's rates or the model's FLOPs are not known; a note says so
     notes: tuple[str, ...]  # lines to print: adapted defaults, and what the plan assumes
     choices: tuple[str, ...] = ()  # lines to print: choices made by this plan; notes has them, too
+    too_short: str | None = None  # why it is not compiled, as a clause, if it would be by its settings
 
     def to_dict(self) -> dict[str, Any]:
         """The plan in plain types, as --dry_run_json and plan.json hold it."""
@@ -66,6 +67,7 @@ def plan_of(
     *,
     checkpointing: Checkpointing | None = None,
     resumed_size: int | None = None,
+    may_be_too_short: bool = False,
 ) -> Plan:
     """The plan of a run with these settings on this hardware, one rank for each card.
 
@@ -75,6 +77,7 @@ def plan_of(
         data: what is known of the data; unset: rows are as long as --context_length lets them be.
         checkpointing: what an earlier plan chose; None: it is chosen here.
         resumed_size: as in `resolve`.
+        may_be_too_short: to be compiled, as --compile auto chose.
 
     Raises:
         ConfigError: if such a run would be refused.
@@ -88,15 +91,19 @@ def plan_of(
     model = build_planned_model(resolved, env, num_embeddings=data.num_embeddings, new_tokens=data.new_tokens)
     if config.train_config.activation_offloading == "auto":
         model = with_offloading(model, 0)  # until it is chosen
+    if resolved.chose_to_compile or may_be_too_short:
+        # Before layers are chosen to be recomputed, which takes long: as fast as the run could be.
+        fastest = time_of(model, hardware, rows, data)
+        why = None if fastest is None else why_too_short(fastest.seconds_per_run)
+        if why is not None:
+            config = uncompiled(config, why)
+            plan = plan_of(config, hardware, data, checkpointing=checkpointing, resumed_size=resumed_size)
+            return replace(plan, too_short=why)
     model, memory, choices = _with_choices(model, hardware, rows, data)
     if config.train_config.activation_offloading == "auto":
         model, memory, line = choose_offloading(model, hardware.card, rows)
         choices += (line,)
     time = time_of(model, hardware, rows, data, moved_bytes=memory.moved_gib * GIB)
-    too_short = why_too_short(time.seconds_per_run) if time is not None and resolved.chose_to_compile else None
-    if too_short is not None:
-        config = uncompiled(config, too_short)
-        return plan_of(config, hardware, data, checkpointing=checkpointing, resumed_size=resumed_size)
     time_notes = (why_no_time(model, hardware),) if time is None else time.notes
     notes = (*resolved.config.notes, *resolved.notes, *model.empty.notes, *model.adapted.notes, *data.notes, *choices)
     notes += (*memory.notes, *filter(None, time_notes))

@@ -131,8 +131,8 @@ def adapt_model(
     # 4. activation checkpointing, inside each layer's forward: compiled code and the hooks of sharding go around it.
     # Tiles are inside of that: a layer is recomputed while its sharded weights are whole.
     apply_activation_checkpointing(base, checkpointing)
-    # 5. compile, inside the hooks that sharding adds
-    if train.compile:
+    # 5. compile, inside the hooks that sharding adds. Not in a plan: to ask for it takes torch seconds of imports
+    if train.compile and compiled_loss is None:
         norms = find_outer_norms(base, layers)
         compile_layers(layers, norms, widths_vary=train.batching_strategy == "padding", fallback=fallback)
     return Adapted(wrapped, base, units, layers, routers, notes)

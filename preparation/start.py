@@ -13,7 +13,6 @@ from configs.absolute_paths import make_paths_absolute
 from configs.run import RunConfig
 from planning.machines.planned_environment import check_speeds
 from planning.plan_file import PlanAtStart, plan_for_all
-from policies.compilation.choice import why_too_short
 from policies.compilation.probe import why_ranks_cannot_compile
 from ranks.collectives import gather_to_all
 from ranks.context_group import join_context_group
@@ -66,22 +65,19 @@ def agree_to_compile(
     data: Callable[[], DataFacts],
     checkpoint: Checkpoint | None = None,
 ) -> tuple[Resolved, PlanAtStart]:
-    """The settings and the plan, uncompiled if --compile auto chose to compile and that is not worth it or impossible.
+    """The settings and the plan, uncompiled if --compile auto chose to compile and one of the ranks' machines cannot.
 
     Every rank must call this: all compile, or none.
 
     Args:
         plan: of the run as it would be compiled.
-        data: as in `follow_plan`.
-        checkpoint: the one that the run goes on from. Its length was judged when it began.
+        data, checkpoint: as in `follow_plan`.
     """
     if not resolved.chose_to_compile:
         return resolved, plan
-    obstacle = why_too_short(plan.seconds_per_run) if checkpoint is None else None
-    if obstacle is None:
-        tried = say_if_it_lasts("trying whether torch.compile works here")
-        obstacle = why_ranks_cannot_compile(env.device)
-        tried()
+    tried = say_if_it_lasts("trying whether torch.compile works here")
+    obstacle = why_ranks_cannot_compile(env.device)
+    tried()
     if obstacle is None:
         return resolved, plan
     resolved = without_compiling(resolved, obstacle)
@@ -113,7 +109,9 @@ def join_ranks_of_rows(resolved: Resolved, env: Environment) -> Resolved:
 def follow_plan(
     resolved: Resolved, env: Environment, data: Callable[[], DataFacts], checkpoint: Checkpoint | None = None
 ) -> tuple[Resolved, PlanAtStart]:
-    """The plan, and the settings with the checkpointing and offloading that it chose. Every rank must call this.
+    """The plan, and the settings with what it chose: checkpointing, offloading, and not to compile a short run.
+
+    Every rank must call this.
 
     The model is built next; print the plan's notes after that. An error that refuses the model has refused the plan,
     too, and is said once.
@@ -125,7 +123,11 @@ def follow_plan(
     Raises:
         ConfigError: on every rank, if what moves to host memory does not fit there.
     """
-    plan = plan_for_all(resolved, env, data, earlier_choice(checkpoint, resolved.config, env.world_size))
+    earlier = earlier_choice(checkpoint, resolved.config, env.world_size)
+    plan = plan_for_all(resolved, env, data, earlier, begins=checkpoint is None)
     plan.check_host(resolved.config)
+    if plan.too_short is not None:
+        resolved = without_compiling(resolved, plan.too_short)
+        print_rank_zero(env, resolved.config.notes[-1])
     seed_everything(resolved.config.train_config.seed)  # adapters are drawn alike on every rank
     return with_choice(resolved, plan.checkpointing, plan.offloaded), plan
