@@ -134,8 +134,8 @@ def plan_generation(
     datasets: Sequence[str],
     vocab_size: int,
     num_positions: int | None,
-) -> Generation | None:
-    """The generation at each evaluation; None without --eval_generate.
+) -> Generation:
+    """The generation at each evaluation of a run with --eval_generate.
 
     Its samples have a prompt, and their loss is evaluated, too.
 
@@ -146,8 +146,6 @@ def plan_generation(
     Raises:
         ConfigError: if there is no such sample, or an answer could be longer than the model has positions for.
     """
-    if not train.eval_generate:
-        return None
     if data.evaluation is None or data.eval_rows is None:
         raise ConfigError("--eval_generate: there is no validation data to generate from; leave it out")
     sequences, rows = data.evaluation, data.eval_rows

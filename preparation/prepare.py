@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from checkpointing.base_fingerprint import base_fingerprint, num_packed_weights
 from checkpointing.continuation import continuing, name_end_tokens
@@ -17,7 +18,6 @@ from checkpointing.saver import CheckpointSaver
 from checkpointing.train_state import TrainState
 from configs.run import RunConfig
 from data.loaders import Loaders
-from evaluation.generation import Generation
 from planning.cost.network_waits import RunNetwork
 from planning.plan_file import write_plan
 from policies.activations.checkpointing import Checkpointing
@@ -47,6 +47,9 @@ from supervision.watchdog import Watchdog
 from tasks.task import Task
 from utils.seeding import seed_everything
 from utils.streams import take_standard_output
+
+if TYPE_CHECKING:
+    from evaluation.generation import Generation
 
 
 @dataclass(frozen=True)

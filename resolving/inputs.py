@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from transformers import PreTrainedTokenizerBase
 
@@ -14,7 +14,6 @@ from data.pipeline import RunData, load_data
 from data.processors.tokenizer_loading import num_rows_needed, special_ids, tokenizer_of
 from data.sequences.ends import begins_with, end_ids
 from data.tokens.encoding import OneText
-from evaluation.generation import Generation, plan_generation
 from policies.loading import build_model
 from ranks.environment import Environment, print_rank_zero
 from reporting.data_preview import preview_data
@@ -26,6 +25,9 @@ from resolving.lengths import num_positions
 from resolving.resolved import Resolved, resolve
 from resolving.sizes import check_batch_sizes
 from utils.processor_type import Processor
+
+if TYPE_CHECKING:
+    from evaluation.generation import Generation
 
 
 @dataclass(frozen=True)
@@ -87,17 +89,7 @@ def read_inputs(config: RunConfig, env: Environment, checkpoint: Checkpoint | No
     processor = task.load_processor(resolved.config.train_config)
     resolved, data, vocab_size = read_data(resolved, processor, env, is_resumed=checkpoint is not None)
     config = resolved.config
-    generation = plan_generation(
-        config.train_config,
-        data,
-        task,
-        processor,
-        resolved.policies,
-        env,
-        datasets=tuple(config.sources),
-        vocab_size=vocab_size,
-        num_positions=num_positions(config.train_config, config.prefix_config, resolved.model_config),
-    )
+    generation = _generation_of(resolved, data, processor, vocab_size, env)
     notes = [*resolved.notes, *data.notes, *data.epoch_notes(resolved.batches)]
     notes += template_notes(config, tokenizer_of(processor))
     print_rank_zero(env, *config.notes, *notes, *(generation.notes if generation else ()))
@@ -112,6 +104,27 @@ def read_inputs(config: RunConfig, env: Environment, checkpoint: Checkpoint | No
         num_steps=resolve_num_steps(
             config.train_config, config.tracking_config, data.steps_per_epoch(resolved.batches)
         ),
+    )
+
+
+def _generation_of(
+    resolved: Resolved, data: RunData, processor: Processor, vocab_size: int, env: Environment
+) -> Generation | None:
+    config = resolved.config
+    if not config.train_config.eval_generate:
+        return None
+    from evaluation.generation import plan_generation  # with its measures, which other runs have no use for
+
+    return plan_generation(
+        config.train_config,
+        data,
+        resolved.task,
+        processor,
+        resolved.policies,
+        env,
+        datasets=tuple(config.sources),
+        vocab_size=vocab_size,
+        num_positions=num_positions(config.train_config, config.prefix_config, resolved.model_config),
     )
 
 
