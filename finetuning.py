@@ -33,7 +33,7 @@ from planning.out_of_memory.report import OutOfMemoryReport
 from policies.clipping import clip_grad_norm
 from policies.compilation.layers import compilation_named
 from policies.guarded_step import guarded_step
-from policies.optimizers.offload import last_gradients
+from policies.optimizers.host_optimizer import last_gradients, wait_for_weights
 from policies.sharding import micro_batch_context, reshard
 from preparation import results
 from preparation.building import Evaluated, Trainable
@@ -314,6 +314,7 @@ def evaluate_if_due(job: Job, stopping: StopRequests) -> bool:
 
 def validate(job: Job, eval_loader: StepLoader, stopping: StopRequests) -> float | None:
     """Evaluate, report it, and save the weights if they are the best so far; None if a stop came first."""
+    wait_for_weights(job.trainable.optimizer)  # answers are generated with whole weights, and the best are saved
     steps = stopping.until_asked(job.watchdog.each(eval_loader.epoch(0), job.state.step, "evaluating"))
     with phase("evaluating"):
         bar = progress_bar("eval", steps, total=len(eval_loader), leave=False)

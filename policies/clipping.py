@@ -11,6 +11,7 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.optim import Optimizer
 
 from policies.optimizers.compiled_adamw import CompiledAdamW
+from policies.optimizers.host_weights import HostWeightsOptimizer
 from utils.local_tensors import local_tensor
 
 
@@ -24,6 +25,7 @@ def clip_grad_norm(
     """Divide gradients by `scale`, clip them, and return their global 2-norm before clipping.
 
     If the optimizer can divide gradients in its own pass over them, as torch's fused ones can, its next step does so.
+    If it has begun its step in backward, it has measured them before.
 
     The norm is accumulated in fp32 whatever the gradients' dtype (torch.nn.utils would round each tensor's norm to
     bf16), from the local shards, with one all-reduce of one number.
@@ -41,7 +43,12 @@ def clip_grad_norm(
     """
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     shards = [local_tensor(gradient) for gradient in gradients]
-    total = sum_of_squares(shards, in_kernel=isinstance(optimizer, CompiledAdamW))
+    on_host = isinstance(optimizer, HostWeightsOptimizer)
+    norms = optimizer.gradient_norms() if isinstance(optimizer, HostWeightsOptimizer) else None
+    if norms is None:
+        total = sum_of_squares(shards, in_kernel=isinstance(optimizer, CompiledAdamW))
+    else:
+        total = torch.stack(norms).square().sum()
     if isinstance(gradients[0], DTensor):
         mesh, placements = gradients[0].device_mesh, gradients[0].placements
         total = total.to(mesh.device_type)  # nccl cannot reduce host memory
@@ -56,7 +63,8 @@ def clip_grad_norm(
         excess = torch.ones_like(norm) if max_norm is None else torch.clamp((norm + 1e-6) / max_norm, min=1.0)
         # Offloaded gradients are in host memory, and are divided there.
         divisor = (excess * scale).to(shards[0].device)
-    if getattr(optimizer, "_step_supports_amp_scaling", False):  # torch's name for it (torch.amp.GradScaler.step)
+    # torch's name for it (torch.amp.GradScaler.step)
+    if on_host or getattr(optimizer, "_step_supports_amp_scaling", False):
         optimizer.grad_scale = divisor  # type: ignore[union-attr]
     elif divisor is not None:
         torch._foreach_mul_(shards, divisor.reciprocal())

@@ -9,6 +9,7 @@ import torch
 from torch.optim import Optimizer
 
 from policies.loss_scaling import LossScaler
+from policies.optimizers.host_optimizer import undo_step
 from utils.local_tensors import local_tensor
 
 
@@ -25,7 +26,11 @@ def guarded_step(
     """
     is_queued = step_if_finite(optimizer, numbers, may_recover=scaler.active)
     if scaler.active or not is_queued:
-        overflowed = not math.isfinite(read()[1])
+        try:
+            overflowed = not math.isfinite(read()[1])
+        except BaseException:  # the run ends with the weights before this step
+            undo_step(optimizer)
+            raise
         if not (is_queued or overflowed):
             optimizer.step()
         scaler.update(overflowed=overflowed)

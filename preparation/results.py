@@ -13,6 +13,7 @@ from evaluation.measure import Answer
 from evaluation.measures import deciding_figure, measure
 from planning.against_run import compare_with_plan
 from policies.finite import weights_not_finite
+from policies.optimizers.host_optimizer import wait_for_weights
 from preparation.building import Evaluated
 from preparation.prepare import Job
 from ranks.collectives import gather_to_all, on_rank_zero
@@ -130,6 +131,7 @@ def _generate_answers(job: Job, stopping: StopRequests) -> list[Answer] | None:
 def save_checkpoint(job: Job, *, best: bool = False, is_last: bool = False) -> None:
     """Write a checkpoint of the run as it is now."""
     job.watchdog.at(job.state.step, "saving")
+    wait_for_weights(job.trainable.optimizer)
     job.saver.save(job.state, best=best, is_last=is_last)
 
 
@@ -165,6 +167,7 @@ def _renew_card(job: Job) -> None:
 def save_results(job: Job) -> None:
     """Save the last weights, unless an evaluation has saved the best. Try again to write a checkpoint that failed."""
     state = job.state
+    wait_for_weights(job.trainable.optimizer)
     # The best loss is infinite until an evaluation has saved its weights.
     if job.config.train_config.save_model and not math.isfinite(state.best_eval_loss) and not save_weights(job):
         job.reporter.weights.note_lost(state.step, None)

@@ -5,13 +5,16 @@ Look here first if a new version of torch breaks a run's start, its supervision,
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+import torch
 import torch._C._distributed_c10d as c10d
 import torch.distributed as dist
 
 if TYPE_CHECKING:
+    from torch import nn
     from torch.distributed.fsdp import FSDPModule
     from torch.nn.parallel import DistributedDataParallel
 
@@ -61,6 +64,31 @@ def parameter_groups(unit: FSDPModule) -> list[Any]:
     state: Any = unit._get_fsdp_state()
     groups = state._fsdp_param_groups if hasattr(state, "_fsdp_param_groups") else [state._fsdp_param_group]
     return [group for group in groups if group is not None]
+
+
+def call_after_reduction(group: Any, call: Callable[[list[nn.Parameter], torch.cuda.Event | None], None]) -> None:
+    """Let a parameter group call this whenever backward has queued the sums of its gradients over ranks.
+
+    It passes its sharded parameters, and an event of its device: after it their gradients are in host memory, if that
+    is where they go. (A hook of a parameter would make torch 2.13 wait for each copy.)
+    """
+    post_backward = group.post_backward
+
+    def and_call(*unused: Any) -> None:
+        post_backward(*unused)
+        event = group._post_reduce_event if group.device.type == "cuda" else None
+        call([parameter.sharded_param for parameter in group.fsdp_params], event)
+
+    group.post_backward = and_call
+
+
+def gathering_stream(model: nn.Module) -> torch.cuda.Stream | None:
+    """The stream on which `fully_shard` reads the sharded weights of this model; None before its first forward pass,
+    and for a model that is not sharded."""
+    find_state: Any = getattr(model, "_get_fsdp_state", None)
+    state = None if find_state is None else find_state()
+    stream = None if state is None else getattr(state._comm_ctx, "all_gather_copy_in_stream", None)
+    return stream if isinstance(stream, torch.cuda.Stream) else None
 
 
 def forget_forwards(unit: FSDPModule) -> None:

@@ -153,6 +153,8 @@ def _sum_over_shards(tensors: Sequence[torch.Tensor], parameters: Sequence[nn.Pa
 
 
 class AdafactorKind(OptimizerKind):
+    steps_alone = False
+
     def build(self, groups: Groups, train: TrainConfig, fsdp: FsdpConfig) -> Optimizer:
         return Adafactor(groups, lr=train.lr, weight_decay=train.weight_decay)
 

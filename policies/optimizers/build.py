@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from functools import partial
+
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -9,18 +12,30 @@ from torch.optim import Optimizer
 
 from configs.fsdp import FsdpConfig
 from configs.training import TrainConfig
+from policies.optimizers.host_optimizer import HostOptimizer
+from policies.optimizers.host_weights import HostWeightsOptimizer
 from policies.optimizers.kind import Groups, kind_of
 from policies.optimizers.offload import CPUOffloadOptimizer
+from policies.sharding import unwrap
 from utils.errors import ConfigError
 from utils.local_tensors import local_tensor
 
 SAMPLE = 1 << 16  # weights of each tensor that `_rounded_updates_note` looks at
 
 
-def build_optimizer(model: nn.Module, train: TrainConfig, fsdp: FsdpConfig, *, scales_loss: bool = False) -> Optimizer:
-    """The optimizer of all trainable parameters; with --optimizer_cpu_offload it steps on the CPU.
+def build_optimizer(
+    model: nn.Module,
+    train: TrainConfig,
+    fsdp: FsdpConfig,
+    *,
+    layers: Sequence[nn.Module] = (),
+    scales_loss: bool = False,
+) -> Optimizer:
+    """The optimizer of all trainable parameters. If its states are in host memory, it steps on the CPU.
 
     Args:
+        layers: that wait for their own weights, if they are updated while the next forward pass begins; without any,
+            a step waits for all.
         scales_loss: backward brings gradients with a loss scale in them (fp16).
 
     Raises:
@@ -28,11 +43,23 @@ def build_optimizer(model: nn.Module, train: TrainConfig, fsdp: FsdpConfig, *, s
     """
     kind = kind_of(fsdp.optimizer)
     groups = parameter_groups(model, decay_norms_and_biases=train.decay_norms_and_biases)
+    build: Callable[[Groups], Optimizer] = partial(kind.build, train=train, fsdp=fsdp)
+    is_early = steps_early(train, scales_loss=scales_loss)
+    on_host: HostOptimizer
     if fsdp.optimizer_cpu_offload:
-        # Else gradients are divided, or reduced, after backward has made them.
-        is_early = steps_early(train, scales_loss=scales_loss) and not isinstance(model, DistributedDataParallel)
-        return CPUOffloadOptimizer(groups, lambda copies: kind.build(copies, train, fsdp), begins_early=is_early)
-    return kind.build(groups, train, fsdp)
+        # DistributedDataParallel reduces gradients after backward has made them.
+        on_host = CPUOffloadOptimizer(
+            groups, build, begins_early=is_early and not isinstance(model, DistributedDataParallel)
+        )
+    elif fsdp.fsdp_cpu_offload and kind.steps_alone:
+        on_host = HostWeightsOptimizer(groups, build)
+        if is_early:
+            on_host.begin_early(model)
+    else:
+        return build(groups)
+    if layers:
+        on_host.return_late(unwrap(model), layers)
+    return on_host
 
 
 def steps_early(train: TrainConfig, *, scales_loss: bool) -> bool:

@@ -39,6 +39,9 @@ class OptimizerKind(ABC):
     loses_small_updates = False
     """Its updates are about as large as the learning rate, so bf16 weights round them away if they are far larger."""
 
+    steps_alone = True
+    """Its step asks no other rank, so a thread can make it beside the collectives of backward."""
+
     @abstractmethod
     def build(self, groups: Groups, train: TrainConfig, fsdp: FsdpConfig) -> Optimizer:
         """The optimizer of these parameters, which may be DTensors."""

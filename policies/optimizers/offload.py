@@ -3,26 +3,26 @@
 After torchao's CPUOffloadOptimizer: each rank keeps a copy of its trained weights in host memory. A step copies the
 gradients to the host, updates the copy there, and copies the weights back. The wrapped optimizer does the arithmetic.
 
-| when                               | the device                     | a stream of copies       | a thread         |
+| when                               | the device                     | streams of copies        | a thread         |
 |------------------------------------|--------------------------------|--------------------------|------------------|
-| a gradient is final, in the last   | goes on with backward          | brings it to the host    | updates the copy |
+| a gradient is final, in the last   | goes on with backward          | bring it to the host     | updates the copy |
 | micro-batch's backward             |                                |                          |                  |
-| step(), once the loss was read     | gets updated weights as the    | brings gradients that    | updates the rest |
-|                                    | thread has them                | did not come before      |                  |
+| step(), once the loss was read,    | begins the next forward; each  | bring gradients that did | updates the      |
+| and after it                       | layer waits for its own        | not come before, and     | rest, by the     |
+|                                    | weights                        | updated weights back     | order of forward |
 
 The first row needs gradients that nothing changes after backward. So with clipping, under fp16's loss scale and under
-DistributedDataParallel, which reduces later, a step begins with the second row. Weights on the device change in step()
-alone: if a loss or norm is not finite, they are those of the step before. The states and copies in host memory may be
-those of the step by then, so the run ends, and saves neither.
+DistributedDataParallel, which reduces later, a step begins with the second row. Weights on the device do not change
+before step(): if a loss or norm is not finite, they are those of the step before. The states and copies in host memory
+may be those of the step by then, so the run ends, and saves neither.
 """
 
 from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
@@ -30,11 +30,11 @@ from torch import nn
 from torch.optim import Optimizer
 
 from configs.fsdp import FsdpConfig
+from policies.optimizers.host_optimizer import HostOptimizer
+from policies.optimizers.host_updates import Bucket
 from policies.pinned_memory import Region, num_threads, region_maker
 from ranks.environment import Environment
 from utils.local_tensors import local_tensor, plain_tensor
-
-BUCKET_BYTES = 2**28  # updated at once: large enough for all cores, small enough for copies to overlap with updates
 
 REGION_BYTES = 2**30
 """Of host memory that is pinned at once, by one of several threads."""
@@ -42,11 +42,8 @@ REGION_BYTES = 2**30
 ALIGNED = 64  # tensors start at multiples of this, as torch's own do
 
 
-class CPUOffloadOptimizer(Optimizer):
-    """Wraps an optimizer: same parameters, same interface, but its states are in host memory.
-
-    `state` maps the model's parameters to the wrapped optimizer's own tensors, which are sharded like the parameter.
-    So schedulers, the memory ledger and torch.distributed.checkpoint see nothing unusual.
+class CPUOffloadOptimizer(HostOptimizer):
+    """A `HostOptimizer` of weights on a device.
 
     The copies have the parameters' dtype. A copy is taken at a parameter's first step, and at its first step after
     `load_state_dict`. So weights may be loaded before or after the states, but must not change between two steps.
@@ -67,128 +64,71 @@ class CPUOffloadOptimizer(Optimizer):
         parameters = [parameter for group in groups for parameter in group["params"]]
         self._device = local_tensor(parameters[0]).device
         copies = TensorsOnHost(2 * parameters, self._device)
-        self._copies = dict(zip(parameters, copies.tensors[: len(parameters)], strict=True))
         self._gradients = dict(zip(parameters, copies.tensors[len(parameters) :], strict=True))
         self._current: set[nn.Parameter] = set()  # parameters whose copies are up to date
-        self._optimizer = make_optimizer(
-            [group | {"params": [self._copies[parameter] for parameter in group["params"]]} for group in groups]
-        )
         self._on_host = copies  # owns the memory
-        self._arriving = torch.cuda.Stream(self._device) if self._device.type == "cuda" else None
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="optimizer")
-        self._takes_gradients = False  # as backward makes them
-        self._begun: dict[nn.Parameter, None] = {}  # in this step, in the order in which their gradients came
-        self._bucket: list[nn.Parameter] = []  # the last of them, not given to the thread yet
-        self._bucket_bytes = 0
-        self._updates: list[tuple[list[nn.Parameter], Future[None]]] = []
-        super().__init__(groups, self._optimizer.defaults)
+        is_cuda = self._device.type == "cuda"
+        self._arriving = torch.cuda.Stream(self._device) if is_cuda else None
+        self._returning = torch.cuda.Stream(self._device) if is_cuda else None
+        super().__init__(groups, make_optimizer, dict(zip(parameters, copies.tensors[: len(parameters)], strict=True)))
         if begins_early:
             me = weakref.ref(self)  # a parameter must not own its optimizer
             for parameter in parameters:
                 parameter.register_post_accumulate_grad_hook(lambda parameter: _arrived(me(), parameter))
 
-    @contextmanager
-    def last_gradients(self) -> Iterator[None]:
-        """A context for the backward pass after which the step's gradients are complete."""
-        self._takes_gradients = True
-        try:
-            yield
-        finally:
-            self._takes_gradients = False
-
     def gradient_arrived(self, parameter: nn.Parameter) -> None:
         """Begin the update of a parameter whose gradient is final, together with others."""
         if self._takes_gradients and parameter.grad is not None:
-            self._take(parameter)
-
-    @torch.no_grad()
-    def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """Update all parameters that have a gradient. The last copies to the device may still run afterwards."""
-        for parameter in self._copies:
-            if parameter.grad is not None and parameter not in self._begun:
-                self._take(parameter)
-        self._begin_updates()
-        updates, self._updates, self._begun = self._updates, [], {}
-        for bucket, update in updates:
-            update.result()
-            for parameter in bucket:
-                copy = self._copies[parameter]
-                local_tensor(parameter).copy_(local_tensor(copy), non_blocking=True)
-                if copy in self._optimizer.state:
-                    self.state[parameter] = self._optimizer.state[copy]
+            self.take(parameter)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load through the wrapped optimizer, which puts states where its parameters are: in host memory."""
-        self._optimizer.load_state_dict(state_dict)
-        self._pass_options(self._optimizer.param_groups, self.param_groups)
-        states = self._optimizer.state
-        self.state.clear()
-        self.state.update({parameter: states[copy] for parameter, copy in self._copies.items() if copy in states})
+        super().load_state_dict(state_dict)
         # Weights may have been loaded meanwhile: the copies are taken anew at the next step.
         self._current.clear()
 
-    @staticmethod
-    def _pass_options(source: list[dict[str, Any]], target: list[dict[str, Any]]) -> None:
-        for ours, theirs in zip(source, target, strict=True):
-            theirs.update({name: value for name, value in ours.items() if name != "params"})
-
-    @torch.no_grad()
-    def _take(self, parameter: nn.Parameter) -> None:
-        """Start to copy a gradient to the host, and begin to update its bucket once that is full."""
-        if not self._begun:  # the thread is idle: every step waits for its updates
-            self._pass_options(self.param_groups, self._optimizer.param_groups)
-        self._begun[parameter] = None
-        self._bucket.append(parameter)
-        self._bucket_bytes += local_tensor(parameter).nbytes
-        if self._bucket_bytes >= BUCKET_BYTES:
-            self._begin_updates()
-
-    def _begin_updates(self) -> None:
-        if self._bucket:
-            bucket, self._bucket, self._bucket_bytes = self._bucket, [], 0
-            update = self._thread.submit(self._update, bucket, self._copy_down(bucket))
-            self._updates.append((bucket, update))
-
-    def _copy_down(self, bucket: list[nn.Parameter]) -> torch.cuda.Event | None:
-        """Start to copy a bucket to the host; returns an event to wait for, or None if the copy is done."""
-        if self._arriving is None:
-            self._copy_tensors(bucket)
+    def arrival(self, parameters: list[nn.Parameter]) -> torch.cuda.Event | None:
+        """Start to copy gradients to the host; returns an event to wait for, or None if the copy is done."""
+        if self._arriving is None or self._returning is None:
+            self._copy_tensors(parameters)
             return None
-        # The current stream has made the gradients. It also did the last step's copies to the device, so once these
-        # copies are there, `_copies` may change.
+        # The current stream has made the gradients, and the other one has read `_copies`, which may change then.
         self._arriving.wait_stream(torch.cuda.current_stream(self._device))
+        self._arriving.wait_stream(self._returning)
         with torch.cuda.stream(self._arriving):
-            self._copy_tensors(bucket)
-        # step() waits for this, so gradients are not freed before.
+            self._copy_tensors(parameters)
+        # The bucket holds the gradients until then, so their memory is not used again before.
         return self._arriving.record_event()
 
-    def _copy_tensors(self, bucket: list[nn.Parameter]) -> None:
-        for parameter in bucket:
+    def _copy_tensors(self, parameters: list[nn.Parameter]) -> None:
+        for parameter in parameters:
             local_tensor(self._gradients[parameter]).copy_(local_tensor(parameter.grad), non_blocking=True)
             if parameter not in self._current:
                 local_tensor(self._copies[parameter]).copy_(local_tensor(parameter), non_blocking=True)
                 self._current.add(parameter)
 
     @torch.no_grad()
-    def _update(self, bucket: list[nn.Parameter], arrival: torch.cuda.Event | None) -> None:
-        """Step on the copies of a bucket. One thread does all, in order."""
-        if arrival is not None:
-            arrival.synchronize()
+    def update(self, bucket: Bucket) -> None:
+        """Step on the copies of a bucket."""
+        bucket.wait_for_gradients()
+        bucket.gradients.clear()  # on the device
         # The wrapped optimizer skips parameters without a gradient: all but this bucket's.
-        for parameter in bucket:
+        for parameter in bucket.parameters:
             self._copies[parameter].grad = self._gradients[parameter]
         self._optimizer.step()
-        for parameter in bucket:
+        for parameter in bucket.parameters:
             self._copies[parameter].grad = None
 
+    def before_return(self) -> None:
+        if self._returning is not None:  # what reads the weights of the step before is queued
+            self._returning.wait_stream(torch.cuda.current_stream(self._device))
 
-def last_gradients(optimizer: Optimizer, *, is_last: bool) -> AbstractContextManager[None]:
-    """A context for one micro-batch's backward, after which an optimizer on the CPU may have begun its step.
-
-    Args:
-        is_last: of its step.
-    """
-    return optimizer.last_gradients() if is_last and isinstance(optimizer, CPUOffloadOptimizer) else nullcontext()
+    @torch.no_grad()
+    def give_back(self, bucket: Bucket) -> torch.cuda.Event | None:
+        """Start to copy updated weights to the device."""
+        with torch.cuda.stream(self._returning):  # None: no stream
+            for parameter in bucket.parameters:
+                local_tensor(parameter).copy_(local_tensor(self._copies[parameter]), non_blocking=True)
+        return None if self._returning is None else self._returning.record_event()
 
 
 def _arrived(optimizer: CPUOffloadOptimizer | None, parameter: nn.Parameter) -> None:

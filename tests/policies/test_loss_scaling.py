@@ -105,6 +105,7 @@ def train_and_watch(argv: Sequence[str]) -> int:
     """finetuning.main for two epochs; leaves in the run folder what this rank saw of every step."""
     import finetuning
     from configs.flags import parse_flags
+    from policies.optimizers.host_optimizer import wait_for_weights
     from preparation.prepare import prepare
     from ranks.environment import read_environment
     from reporting.run_reporter import DataWait
@@ -113,6 +114,7 @@ def train_and_watch(argv: Sequence[str]) -> int:
     from utils.local_tensors import local_tensor
 
     def held() -> list[torch.Tensor]:
+        wait_for_weights(trainable.optimizer)
         tensors = [p.detach() for p in trainable.model.parameters() if p.requires_grad]
         tensors += [t for state in trainable.optimizer.state.values() for t in state.values()]
         return [local_tensor(tensor).clone() for tensor in tensors]

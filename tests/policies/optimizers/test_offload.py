@@ -18,11 +18,13 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_di
 from torch.optim import SGD, AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
+import policies.optimizers.host_optimizer as host_optimizer
 import policies.optimizers.offload as optimizer_offload
 from configs.flags import parse_flags
 from policies.optimizers.anyprecision import AnyPrecisionAdamW
 from policies.optimizers.build import build_optimizer
-from policies.optimizers.offload import CPUOffloadOptimizer, TensorsOnHost, last_gradients
+from policies.optimizers.host_optimizer import last_gradients
+from policies.optimizers.offload import CPUOffloadOptimizer, TensorsOnHost
 from reporting.memory_ledger import optimizer_tensors
 
 OPTIMIZERS: dict[str, Callable[[Any], Optimizer]] = {
@@ -75,7 +77,7 @@ def test_weights_and_states_are_those_of_the_optimizer_inside(
         OPTIMIZERS[name]([*plain.parameters()]),
     )
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(optimizer_offload, "BUCKET_BYTES", bucket_bytes)
+        patch.setattr(host_optimizer, "BUCKET_BYTES", bucket_bytes)
         train(model, offloaded, seed, num_steps=12)
     train(plain, optimizer, seed, num_steps=12)
     assert_same(model, plain)
@@ -101,7 +103,7 @@ def loss_of(model: nn.Module, seed: int) -> torch.Tensor:
 def test_updates_that_begin_in_backward_are_those_of_the_plain_step(
     name: str, dtype: torch.dtype, bucket_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(optimizer_offload, "BUCKET_BYTES", bucket_bytes)
+    monkeypatch.setattr(host_optimizer, "BUCKET_BYTES", bucket_bytes)
     model, plain = make_model(dtype), make_model(dtype)
     ours = CPUOffloadOptimizer(groups(model), OPTIMIZERS[name], begins_early=True)
     theirs = OPTIMIZERS[name]([*plain.parameters()])
