@@ -24,6 +24,7 @@ from planning.machines.hardware import Hardware
 from planning.model.planned_model import PlannedModel
 from policies.mixed_precision import DTYPES
 from policies.optimizers.build import steps_early
+from policies.optimizers.kind import kind_of
 from policies.wrapping import find_layers, outermost
 from resolving.batches_and_steps import resolve_num_steps
 from tasks.flops import shares_of_experts
@@ -192,18 +193,20 @@ def plan_time(
     strategy = "NO_SHARD" if layout.mesh_shape[1] == 1 else layout.strategy
     num_micro_batches = batches.gradient_accumulation_steps
     optimizer = optimizer_work(planned)
-    transfers = optimizer.transfer_bytes
+    gathered = 0.0
     if layout.cpu_offload:  # this rank's part of all weights goes up for each gathering, and its gradients come down
-        gathered = 2 * traffic.units_bytes + traffic.root_bytes
-        transfers += (num_micro_batches * gathered + traffic.gradient_bytes) / layout.mesh_shape[1]
+        of_micro_batch = 2 * traffic.units_bytes + traffic.root_bytes
+        gathered = (num_micro_batches * of_micro_batch + traffic.gradient_bytes) / layout.mesh_shape[1]
     ranks_per_node = min(world_size, hardware.cards_per_node)
     communication = seconds_per_step(strategy, traffic, speeds) if world_size > 1 else 0.0
     exchanges = num_micro_batches * exchange_seconds(planned, counts, speeds, ranks_per_node)
     work = work or micro_batch_work(planned, counts)
     host_bytes_per_second = 1e9 * _HOST_LINK_SHARE * (hardware.card.host_gb_per_second or math.inf)
     computing = sum(work.device_seconds(rates))
-    backward = computing - computing / thirds(passes(planned))
-    steps_on_host = planned.config.fsdp_config.optimizer_cpu_offload and layout.kind != "ddp"
+    hidden = _hidden_seconds(planned, computing)
+    # What computing does not need for the update hides the copies of gradients and weights.
+    left = max(0.0, hidden - optimizer.host_bytes * ranks_per_node / HOST_BYTES_PER_SECOND)
+    transfers = max(0.0, optimizer.transfer_bytes / host_bytes_per_second - left)
     moving = _moving_seconds(planned, computing, moved_bytes / host_bytes_per_second)
     step = step_parts(
         work,
@@ -214,11 +217,9 @@ def plan_time(
         communication=communication,
         hidden_share=hidden_share,
         exchange_seconds=exchanges,
-        host_transfer_seconds=transfers / host_bytes_per_second + num_micro_batches * moving,
+        host_transfer_seconds=transfers + gathered / host_bytes_per_second + num_micro_batches * moving,
         host_bytes_per_second=HOST_BYTES_PER_SECOND / ranks_per_node,
-        overlapped_seconds=backward
-        if steps_on_host and steps_early(train, scales_loss=policies.precision.scales_loss)
-        else 0.0,
+        overlapped_seconds=hidden,
     )
     evaluation = 0.0
     if train.run_validation is not False and eval_work is not None and num_eval_rows:
@@ -258,6 +259,27 @@ def _notes_on_moving(seconds: float) -> tuple[str, ...]:
         return ()
     why = "copying what a layer keeps takes longer than computing it"
     return (f"activation_offloading: each step waits {seconds:.2g} s for copies to and from host memory, since {why}",)
+
+
+def _hidden_seconds(planned: PlannedModel, computing: float) -> float:
+    """Seconds of computing in a step, beside which an optimizer on the CPU may update weights.
+
+    That is the first forward pass, in which each layer, or unit, waits for its own weights; and the last backward pass,
+    if gradients are final after it. Weights in host memory are copied before backward updates them, so a third of
+    that time is lost (12 passes over memory instead of 8, for AdamW's states).
+
+    Args:
+        computing: seconds of a micro-batch, forward and backward.
+    """
+    train, fsdp, policies = planned.config.train_config, planned.config.fsdp_config, planned.resolved.policies
+    on_host = fsdp.optimizer_cpu_offload or (fsdp.fsdp_cpu_offload and kind_of(fsdp.optimizer).steps_alone)
+    if not on_host:
+        return 0.0
+    forward = computing / thirds(passes(planned))
+    is_early = steps_early(train, scales_loss=policies.precision.scales_loss) and policies.layout.kind != "ddp"
+    backward = (computing - forward) * (2 / 3 if fsdp.fsdp_cpu_offload else 1) if is_early else 0.0
+    parts = planned.adapted.units if policies.layout.kind == "fully_shard" else planned.adapted.layers
+    return backward + (forward if parts else 0.0)
 
 
 def _moving_seconds(planned: PlannedModel, computing: float, one_way: float) -> float:

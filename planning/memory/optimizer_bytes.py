@@ -10,6 +10,7 @@ import torch
 from configs.fsdp import FsdpConfig
 from configs.training import TrainConfig
 from policies.optimizers.build import state_bytes
+from policies.optimizers.host_optimizer import BUCKET_BYTES
 from policies.optimizers.kind import kind_of
 
 
@@ -31,7 +32,10 @@ def optimizer_bytes(parts: Sequence[torch.Tensor], train: TrainConfig, fsdp: Fsd
     states = sum(state_bytes(part, train, fsdp) for part in parts)
     stored = sum(part.nbytes for part in parts)
     if fsdp.fsdp_cpu_offload:
-        return OptimizerBytes(0, 0, on_host=states)
+        # Weights before their update, of one bucket, if steps begin in backward (policies/optimizers/host_weights.py).
+        is_early = kind_of(fsdp.optimizer).steps_alone and not train.gradient_clipping
+        kept = min(stored, BUCKET_BYTES + max(part.nbytes for part in parts)) if is_early and parts else 0
+        return OptimizerBytes(0, 0, on_host=states + kept)
     if fsdp.optimizer_cpu_offload:
         return OptimizerBytes(0, 0, on_host=states + 2 * stored)
     kind = kind_of(fsdp.optimizer)

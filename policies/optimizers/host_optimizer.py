@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
 from torch.optim import Optimizer
 
 from policies.optimizers.host_updates import Bucket, HostUpdates
@@ -63,20 +64,16 @@ class HostOptimizer(Optimizer, ABC):
     def return_late(self, model: nn.Module, layers: Sequence[nn.Module]) -> None:
         """Let steps end while weights are still updated: the next forward pass of each layer waits for its own.
 
-        All other weights are waited for when the model's forward begins. Other readers call `settle`.
+        All other weights are waited for when the model's forward begins. A sharded model's units wait instead of its
+        layers, since they gather weights. Readers outside of a forward pass call `settle`.
 
         Args:
             layers: of the model, sharded or compiled already.
         """
-        trained, me = set(self._copies), weakref.ref(self)
-        self._model = weakref.ref(model)
-        modules = [(layer, [p for p in layer.parameters() if p in trained]) for layer in outermost(layers)]
-        in_layers = {parameter for _, parameters in modules for parameter in parameters}
-        modules.insert(0, (model, [parameter for parameter in self._copies if parameter not in in_layers]))
-        for place, (module, parameters) in enumerate(modules):
-            for parameter in parameters:
-                self._places.setdefault(parameter, place)
-            if parameters:
+        me, self._model = weakref.ref(self), weakref.ref(model)
+        for place, (module, read) in enumerate(_readers(model, layers)):
+            if parameters := [parameter for parameter in read if parameter in self._copies]:
+                self._places = dict.fromkeys(parameters, place) | self._places
                 _before_each_call(module, partial(_wait_for, me, parameters))
 
     @torch.no_grad()
@@ -210,6 +207,18 @@ def wait_for_weights(optimizer: Optimizer) -> None:
 def _pass_options(source: list[dict[str, Any]], target: list[dict[str, Any]]) -> None:
     for ours, theirs in zip(source, target, strict=True):
         theirs.update({name: value for name, value in ours.items() if name != "params"})
+
+
+def _readers(model: nn.Module, layers: Sequence[nn.Module]) -> list[tuple[nn.Module, list[nn.Parameter]]]:
+    """The modules whose forward passes read parameters first, in their order, each with the parameters it reads."""
+    units = [module for module in model.modules() if isinstance(module, FSDPModule)]
+    if units:  # a parameter is in the innermost one, which comes last
+        unit_of = {parameter: unit for unit in units for parameter in unit.parameters()}
+        return [(unit, [parameter for parameter in unit_of if unit_of[parameter] is unit]) for unit in units]
+    whole = outermost(layers)
+    inside = {id(module) for layer in whole for module in layer.modules()}
+    outside = [p for module in model.modules() if id(module) not in inside for p in module.parameters(recurse=False)]
+    return [(model, outside), *((layer, list(layer.parameters())) for layer in whole)]
 
 
 def _wait_for(optimizer: weakref.ref[HostOptimizer], parameters: Sequence[nn.Parameter]) -> None:

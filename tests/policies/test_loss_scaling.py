@@ -144,6 +144,7 @@ LAYOUTS = {
     "FULL_SHARD": ["--enable_fsdp"],
     "NO_SHARD": [],
     "NO_SHARD with the optimizer on the CPU": ["--optimizer_cpu_offload"],
+    "FULL_SHARD in host memory": ["--enable_fsdp", "--fsdp_cpu_offload"],
     "DDP": LORA,
     "FULL_SHARD of adapters": ["--enable_fsdp", *LORA],
 }

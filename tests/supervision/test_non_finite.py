@@ -47,13 +47,17 @@ def model_with_a_poisoned_token(bench: Bench, token: int) -> Path:
     return bench.folder / "poisoned"
 
 
-@pytest.mark.parametrize("world_size", [1, 2])
-def test_only_the_row_at_fault_is_named(bench: Bench, world_size: int) -> None:
+@pytest.mark.parametrize(
+    ("world_size", "flags"),
+    # In the last one backward updates weights in place before the loss is read.
+    [(1, []), (2, []), pytest.param(2, ["--enable_fsdp", "--fsdp_cpu_offload"], marks=pytest.mark.slow)],
+)
+def test_only_the_row_at_fault_is_named(bench: Bench, world_size: int, flags: list[str]) -> None:
     """It is in a step that is read while the next one is computed: neither the first nor the last, nor a due one."""
     rows = "[{'input_ids': [5, 599 if i == 7 else 6, 8], 'labels': [5, 6, 8]} for i in range(24)]"
     given = ["--model_name", str(model_with_a_poisoned_token(bench, 599)), *bench.dataset_function(f"return {rows}")]
     given += ["--batch_size_training", "1", "--gradient_accumulation_steps", str(4 // world_size)]
-    given += ["--batching_strategy", "padding", "--run_validation", "False", "--seed", "8"]
+    given += ["--batching_strategy", "padding", "--run_validation", "False", "--seed", "8", *flags]
     outcomes = bench.group.run(bench.flags(*given), world_size)
     assert [outcome.status for outcome in outcomes] == [1] * world_size, outcomes[0].stderr
     order = epoch_order(24, seed=8, epoch=0, global_batch_size=4, lengths=np.full(24, 3))

@@ -154,6 +154,20 @@ def test_each_layer_waits_for_its_own_weights_and_no_others(monkeypatch: pytest.
     wait_for_weights(optimizer)
 
 
+def test_a_weight_of_several_layers_or_outside_of_them_is_waited_for_by_each_reader() -> None:
+    model = make_model()
+    model[1].weight = model[0].weight
+    model[3].bias = model[2].bias
+    readers = host_optimizer._readers(model, list(model)[:-1])
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    assert [[names[id(parameter)] for parameter in read] for _, read in readers] == [
+        ["3.weight", "2.bias"],
+        ["0.weight", "0.bias"],
+        ["0.weight", "1.bias"],
+        ["2.weight", "2.bias"],
+    ]
+
+
 def test_an_error_in_a_late_update_reaches_the_forward_pass() -> None:
     class Failing(SGD):
         num_steps = 0

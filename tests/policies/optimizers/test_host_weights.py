@@ -129,6 +129,16 @@ def test_weights_that_backward_has_updated_are_restored_if_the_step_is_left_out(
     assert all(map(torch.equal, before, locals_of(model)))
 
 
+def test_the_unit_that_gathers_weights_waits_for_them_and_not_the_layer_that_uses_them() -> None:
+    model = sharded(torch.float32)
+    found = host_optimizer._readers(model, list(model))
+    assert [module for module, _ in found] == [model, model[0], model[1]]
+    assert [read for _, read in found] == [list(part.parameters()) for part in (model[2], model[0], model[1])]
+    whole = make_model(torch.float32)
+    fully_shard(whole, mesh=init_device_mesh("cpu", (1,)))
+    assert [(module, len(read)) for module, read in host_optimizer._readers(whole, list(whole))] == [(whole, 6)]
+
+
 @pytest.mark.parametrize(
     ("flags", "scales_loss", "kind", "is_early"),
     [
