@@ -76,7 +76,7 @@ class ImageText(Task[ImageTextMicroBatch]):
     READS_IMAGES = True
     PACKS = True
     OWN_SETTINGS = (
-        *("context_length", "max_text_length"),
+        *("context_length", "max_text_length", "max_pixels", "min_pixels", "image_processor"),
         *("freeze_vision", "freeze_qformer", "freeze_language_model"),
     )
     LENGTHS: ClassVar = {"context_length": DEFAULT_CONTEXT_LENGTH}

@@ -74,6 +74,15 @@ class DataSettings:
     max_text_length: int = setting(
         50, "longest caption, its end token counted; the rest is cut off (caption_dataset)", unit="tokens", minimum=2
     )
+    max_pixels: int | None = setting(
+        None, "scale images down to so many pixels, of models that limit them (Qwen-VL)", unit="pixels", minimum=1
+    )
+    min_pixels: int | None = setting(
+        None, "scale images up to so many pixels, of models that limit them (Qwen-VL)", unit="pixels", minimum=1
+    )
+    image_processor: tuple[str, ...] = setting(
+        (), "other settings of the model's image processor, as in size.longest_edge=1024,do_image_splitting=False"
+    )
     pad_to_multiple_of: int = setting(
         8,
         "pad the width of a batch to a multiple of this, but never beyond context_length; 16 under float8",

@@ -216,7 +216,9 @@ class _ValueDigest:
 
     def _add_instance(self, value: Any) -> None:
         self._add_class(type(value))
-        if self._is_users(sys.modules.get(type(value).__module__)) or _is_ours(type(value)):
+        if _is_ours(type(value)) and hasattr(value, "cache_key"):
+            self.update(value.cache_key())
+        elif self._is_users(sys.modules.get(type(value).__module__)) or _is_ours(type(value)):
             self._add_items(_attributes(value).items())
         elif wrapped := getattr(value, "__wrapped__", None):  # as of functools.cache
             self.add(wrapped)

@@ -12,6 +12,7 @@ from transformers.utils import IMAGE_PROCESSOR_NAME, PROCESSOR_NAME, cached_file
 from configs.training import TrainConfig
 from data.images.opening import import_pillow
 from data.images.shapes import Size
+from data.processors.pixel_settings import with_pixel_settings
 from data.processors.sentencepiece_files import check_conversion, find_sentencepiece
 from data.processors.tokenizer_loading import add_special_tokens, check_special_tokens, tokenizer_of
 from data.processors.without_videos import load_without_videos
@@ -37,6 +38,8 @@ def load_processor(train_config: TrainConfig) -> Any:
     processor = read_processor(name, flag, trust_remote_code=train_config.trust_remote_code)
     if processor.tokenizer.eos_token_id is None:
         raise ConfigError(f"{flag}: the tokenizer of {name!r} has no end token (eos_token); captions would never end")
+    processor = with_pixel_settings(processor, train_config)
+    _try(processor, name, flag)
     add_special_tokens(processor.tokenizer, train_config)
     processor.tokenizer.template_date = train_config.template_date
     return processor
@@ -69,6 +72,11 @@ def read_processor(name: str, flag: str, *, trust_remote_code: bool = False) -> 
         )
     if sentencepiece_model is not None:
         check_conversion(processor.tokenizer, sentencepiece_model, name, flag)
+    _try(processor, name, flag)
+    return processor
+
+
+def _try(processor: Any, name: str, flag: str) -> None:
     try:
         image_inputs(processor, blank_image(), prompt_text(processor, ""))
     except Exception as error:
@@ -76,7 +84,6 @@ def read_processor(name: str, flag: str, *, trust_remote_code: bool = False) -> 
             f"{flag}: the processor of {name!r} makes no inputs of an image ({in_one_line(error)}); give a newer one "
             "with --tokenizer_name"
         ) from error
-    return processor
 
 
 def has_processor(name: str) -> bool:

@@ -102,6 +102,12 @@ class ImageWriter:
         are_apart = pair == tuple(text for size in _TRIED for text in _written(processor, placeholder, [size]))
         return cls(processor, placeholder, token, token_id, types, are_apart, placeholders)
 
+    def cache_key(self) -> str:
+        """All that its texts depend on: the processor's settings, those of its images included."""
+        plain = {name: value for name, value in vars(self.processor).items() if isinstance(value, str | int | float)}
+        of_images = self.processor.image_processor.to_json_string()
+        return repr([type(self.processor).__name__, sorted(plain.items()), of_images, self.placeholder, self.token])
+
     def texts(self, sizes: Sequence[Size]) -> tuple[str, ...]:
         """The text of each image of a sample, by its width and height.
 
