@@ -19,7 +19,13 @@ _ANSWERS = {
 
 _CAPTIONS = ("text", "caption", "txt")
 _HISTORY = "history"
-COLUMNS = (*_ANSWERS, *dict.fromkeys(name for names in _ANSWERS.values() for name in names), *_CAPTIONS, _HISTORY)
+COLUMNS = (
+    *_ANSWERS,
+    *dict.fromkeys(name for names in _ANSWERS.values() for name in names),
+    "input",
+    *_CAPTIONS,
+    _HISTORY,
+)
 
 
 def with_turns(example: Mapping[str, Any], columns: Sequence[str]) -> Mapping[str, Any]:

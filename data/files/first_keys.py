@@ -10,6 +10,9 @@ from data.files.byte_chunks import UTF8_MARK, opened
 from data.files.csv_files import CsvReader
 from data.files.csv_grammar import Quoting
 from data.files.json_of_one_value import may_hold_lines
+from data.files.kinds import TAR
+from data.files.row_text import RowText
+from data.files.tar_files import tar_rows
 
 _HEAD_BYTES = (2**16, 2**20)  # of a file; more of it if its first row is longer
 _MOST_FILES = 1000  # that are opened for this before the start
@@ -24,6 +27,8 @@ def first_keys(file: Path, quoting: Quoting = "auto") -> list[str]:
         reader = CsvReader(file, quoting)
         reader.close()
         return reader.names()
+    if file.suffix == TAR:
+        return list(next(tar_rows(file), RowText(None)).value or ())
     data = b""
     with opened(file) as stream:
         for num_bytes in _HEAD_BYTES:

@@ -7,7 +7,11 @@ from pathlib import Path
 
 from utils.errors import ConfigError
 
-TABLES = (".jsonl", ".json", ".jsonl.gz", ".json.gz", ".jsonl.zst", ".json.zst", ".csv", ".tsv", ".parquet", ".arrow")
+TAR = ".tar"  # WebDataset's shards
+TABLES = (
+    *(".jsonl", ".json", ".jsonl.gz", ".json.gz", ".jsonl.zst", ".json.zst"),
+    *(".csv", ".tsv", ".parquet", ".arrow", TAR),
+)
 ALL_KINDS = (*TABLES, ".txt")
 JSON = (".json", ".json.gz", ".json.zst")  # which may be one object; .jsonl files are lines
 _NO_ROWS = ("dataset_info.json", "dataset_infos.json")

@@ -17,11 +17,13 @@ import pyarrow as pa
 from data.files import csv_files, json_files
 from data.files.contents import contents_of
 from data.files.csv_grammar import Quoting
+from data.files.kinds import TAR
 from data.files.row_text import RowText
+from data.files.tar_files import tar_rows
 
 ROW, NEW_KEYS, PROBLEM = "row", "new_keys", "problem"
 FILE = "\x1ffile"  # a name that no column of a user's has
-ENDINGS = (".jsonl", ".json", ".jsonl.gz", ".json.gz", ".jsonl.zst", ".json.zst", ".csv", ".tsv")
+ENDINGS = (".jsonl", ".json", ".jsonl.gz", ".json.gz", ".jsonl.zst", ".json.zst", ".csv", ".tsv", TAR)
 _ROWS_AT_A_TIME = 4096
 _CHARACTERS_AT_A_TIME = 2**24
 _SEPARATOR = "\x1f"
@@ -78,13 +80,16 @@ class RowFiles(datasets.ArrowBasedBuilder):
         number = 0
         for place in places:
             file, seen = Path(self.config.paths[place]), set[str]()
-            is_table = file.suffix in (".csv", ".tsv")
-            rows = csv_files.csv_rows(file, self.config.quoting) if is_table else self._json_rows(file)
+            rows = self._rows(file)
             while block := _block(rows):
                 yield number, _table(block, seen, place)
                 number += 1
 
-    def _json_rows(self, file: Path) -> Iterator[RowText]:
+    def _rows(self, file: Path) -> Iterator[RowText]:
+        if file.suffix in (".csv", ".tsv"):
+            return csv_files.csv_rows(file, self.config.quoting)
+        if file.suffix == TAR:
+            return tar_rows(file)
         return json_files.json_rows(file, self.config.names)
 
 

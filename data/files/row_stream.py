@@ -19,8 +19,10 @@ from data.files.csv_grammar import Quoting
 from data.files.first_keys import first_without, keys_of_files
 from data.files.joined_columns import TABLE_ENDINGS, JoinedColumns, join_columns
 from data.files.json_files import JsonReader
+from data.files.kinds import TAR
 from data.files.row_chunks import RowChunk, RowReader, TableReader
 from data.files.table_files import ArrowReader, ParquetReader, SavedReader
+from data.files.tar_files import TarReader
 from data.files.text_files import TEXT, TextReader
 from utils.errors import ConfigError, in_one_line
 from utils.file_samples import evenly_spaced_parts
@@ -166,6 +168,8 @@ class RowStream:
         path = self.files[file]
         if self.features is not None:
             return self.open_table(file)
+        if path.suffix == TAR:
+            return TarReader(path)
         return CsvReader(path, self.quoting) if path.suffix in (".csv", ".tsv") else JsonReader(path, self.names)
 
     def open_table(self, file: int) -> TableReader:
