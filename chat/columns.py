@@ -11,6 +11,8 @@ import datasets
 from chat.conversation import PROMPT_COLUMNS, ChatSettings, columns_to_read, turn_columns
 from chat.preference import LABELS, PREFERENCE_COLUMNS, REJECTED
 from chat.single_turns import COLUMNS as SINGLE_COLUMNS
+from data.files.row_stream import RowStream
+from data.files.stored_images import with_stored_images
 from data.splits.examples import SplitExamples
 from utils.errors import ConfigError
 from utils.printing import print_line
@@ -36,7 +38,9 @@ def used_columns(examples: SplitExamples, config: ChatSettings, *, with_images: 
             f"{examples.name} has turns in {' and '.join(of_turns)}; name one with --chat_dataset.messages_column"
         )
     if with_images:
-        examples = replace(examples, data=_undecoded(examples), reads_images=True)
+        data = examples.data
+        data = data.with_stored_images() if isinstance(data, RowStream) else with_stored_images(data)
+        examples = replace(examples, data=data, reads_images=True)
     features = examples.data.features or {}
     lost = datasets.Audio | datasets.Video if with_images else datasets.Image | datasets.Audio | datasets.Video
     for column in examples.columns:
@@ -77,28 +81,6 @@ def nested_columns(examples: SplitExamples) -> frozenset[str]:
             "the keys of all others; write them as JSON text to keep them"
         )
     return frozenset(nested)
-
-
-def _undecoded(examples: SplitExamples) -> Any:
-    """The data with images as they are stored; the library would decode each that is read."""
-    features = examples.data.features or {}
-    data = examples.data
-    for column in examples.columns:
-        if _any_part(features.get(column), lambda part: isinstance(part, datasets.Image)):
-            data = data.cast_column(column, _as_stored(features[column]))
-    return data
-
-
-def _as_stored(feature: Any) -> Any:
-    if isinstance(feature, datasets.Image):
-        return datasets.Image(decode=False)
-    if isinstance(feature, Mapping):
-        return {name: _as_stored(part) for name, part in feature.items()}
-    if isinstance(feature, list):
-        return [_as_stored(part) for part in feature]
-    if isinstance(feature, datasets.List):
-        return datasets.List(_as_stored(feature.feature))
-    return feature
 
 
 def _is_struct(feature: Any) -> bool:

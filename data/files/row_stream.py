@@ -21,6 +21,7 @@ from data.files.joined_columns import TABLE_ENDINGS, JoinedColumns, join_columns
 from data.files.json_files import JsonReader
 from data.files.kinds import TAR
 from data.files.row_chunks import RowChunk, RowReader, TableReader
+from data.files.stored_images import as_stored, with_stored_images
 from data.files.table_files import ArrowReader, ParquetReader, SavedReader
 from data.files.tar_files import TarReader
 from data.files.text_files import TEXT, TextReader
@@ -136,6 +137,15 @@ class RowStream:
     def select_columns(self, columns: Sequence[str]) -> RowStream:
         """The same rows with these columns alone; rows with keys of their own keep them."""
         return self if self.features is None else replace(self, columns=tuple(columns))
+
+    def with_stored_images(self) -> RowStream:
+        """The same rows with images as they are stored, not decoded."""
+        if self.saved is not None:
+            return replace(self, saved=with_stored_images(self.saved))
+        if self.joined is None:
+            return self
+        features = {name: as_stored(feature) for name, feature in self.joined.features.items()}
+        return replace(self, joined=replace(self.joined, features=datasets.Features(features)))
 
     def __iter__(self) -> Iterator[dict[str, Any] | str]:
         for rows in self.iter(_HEAD_ROWS):
