@@ -57,6 +57,17 @@ _NAMES: dict[str, str] = {
     _CLIPPING: "max_grad_norm clip_grad_norm gradient_clip_val max_norm",
     "--limit_train_batches (micro-batches of each rank)": "max_steps_per_epoch",
     "--adam_beta1 and --adam_beta2": "betas adam_betas",
+    # Images
+    "--max_pixels (of models that limit them; other settings: --image_processor NAME=VALUE)": (
+        "image_max_pixels max_image_pixels image_max_size"
+    ),
+    "--min_pixels (of models that limit them)": "image_min_pixels",
+    "--image_processor size.longest_edge=N (its names are those of preprocessor_config.json)": (
+        "image_size image_resolution image_resize_algorithm do_image_splitting max_image_size mm_processor_kwargs"
+    ),
+    "--chat_dataset.image_folder": "media_dir image_dir images_dir",
+    "--chat_dataset.image_column": "images_column image_key",
+    "--freeze_vision": "freeze_vision_tower freeze_vit freeze_vision_encoder",
     # Data
     _PACKING: (
         "packing sample_packing eval_sample_packing pad_to_sequence_len pad_to_max_length padding_free "
@@ -123,7 +134,7 @@ _NAMES: dict[str, str] = {
     "--peft_dtype fp32|bf16": "autocast_adapter_dtype",
     "--freeze_layers with --num_freeze_layers": "freeze",
     _FROZEN: "freeze_trainable_layers trainable_layers unfreeze_layers",
-    "--freeze_language_model": "freeze_LLM_only",
+    "--freeze_language_model": "freeze_LLM_only freeze_llm",
     # Layout
     _SHARDING: "fsdp use_fsdp strategy deepspeed deepspeed_config zero_optimization",
     "always so, under --sharding_strategy NO_SHARD too": "gradient_as_bucket_view",

@@ -22,7 +22,7 @@ from data.processors.processor_loading import blank_image
 from data.processors.written_images import ImageWriter
 from data.tokens.labels import IGNORE_INDEX
 from data.tokens.spans import BadExample
-from tasks.image_batches import ImageCollator, ImageTextMicroBatch, stacked
+from tasks.image_batches import ImageCollator, ImageTextMicroBatch, filled, stacked
 from tasks.image_counts import count_images
 from tasks.image_rows import GRIDS, RowsOfImages, SampleText
 from utils.errors import in_one_line
@@ -70,6 +70,30 @@ class ImageSampleCollator:
             max_seqlen=laid_out.max_seqlen,
             masks=self.rows.masks if self.rows.packing else None,
         )
+
+    def prompts(self, samples: Sequence[ImageSample], lengths: Sequence[int]) -> tuple[Pixels, int]:
+        """The model's inputs up to so many tokens of each sample, padded on the left as generation needs them; and how
+        many of the rows are samples: without any image there is one more, of a blank one.
+
+        Raises:
+            BadExample: if an image cannot be read.
+        """
+        cut = [
+            sample._replace(input_ids=sample.input_ids[:length], places=sample.places[sample.places[:, 1] <= length])
+            for sample, length in zip(samples, lengths, strict=True)
+        ]
+        found = [self._pixels_of(sample) if len(sample.places) else {} for sample in cut]
+        texts, pixels = list(map(self._text, cut, found)), list(filter(None, found))
+        if not pixels:
+            blank, of_blank = self._blank()
+            texts, pixels = [*texts, blank], [of_blank]
+        width = max(map(len, texts))
+        inputs = {name: stacked([of[name] for of in pixels]) for name in pixels[0]}
+        for name in texts[0].inputs:
+            filling = self.rows.padding_id if name == "input_ids" else 0
+            rows = [filled(text.inputs[name], width - len(text), filling, left=True) for text in texts]
+            inputs[name] = torch.stack(rows)
+        return inputs, len(samples)
 
     def _pixels_of(self, sample: ImageSample) -> Pixels:
         images = sample.open_images()

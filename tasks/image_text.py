@@ -15,10 +15,11 @@ from transformers import AutoModelForImageTextToText, PreTrainedConfig, PreTrain
 from configs.run import RunConfig
 from configs.train_settings.data import DEFAULT_CONTEXT_LENGTH
 from configs.training import TrainConfig
-from data.batches.padding import padding_id
+from data.batches.padding import EXACT, padding_id
 from data.images.caption_rows import CaptionRows, Picture
 from data.images.opening import open_image
 from data.images.sample_building import build_image_samples
+from data.images.samples import ImageSample
 from data.images.sequences import build_image_sequences
 from data.processors import processor_loading
 from data.processors.image_lengths import tokens_before_captions
@@ -48,6 +49,7 @@ from tasks.generation import (
     check_positions,
     decoder_positions,
     generate_tokens,
+    last_answer,
     sampling,
 )
 from tasks.image_batches import (
@@ -62,7 +64,7 @@ from tasks.image_masks import ImageMasks
 from tasks.image_meta_batch import image_meta_batch
 from tasks.image_positions import GridPositions
 from tasks.image_rows import RowsOfImages
-from tasks.image_sample_batches import CaptionsOrSamples
+from tasks.image_sample_batches import CaptionsOrSamples, ImageSampleCollator
 from tasks.seq2seq_lm import Seq2SeqLM, check_decoder_tokens
 from tasks.task import BatchForm, Task
 from utils.errors import ConfigError
@@ -249,7 +251,13 @@ class ImageText(Task[ImageTextMicroBatch]):
         return answer_of(processor.tokenizer, new_tokens, settings.max_new_tokens, end_ids)
 
     def prompted_answer(self, sequence: TokenSequence) -> PromptedAnswer:
-        """The caption, without a prompt: how many positions the image takes in its place is known once it is opened."""
+        """The last answer of a conversation, with all that comes before it.
+
+        Of a caption the caption alone: how many positions its image takes is known once it is opened.
+        """
+        if isinstance(sequence, ImageSample):
+            place = last_answer(sequence.labels)
+            return PromptedAnswer(sequence.input_ids[: place.start], sequence.input_ids[place], place.start)
         return PromptedAnswer(sequence.input_ids[:0], sequence.labels, num_positions=0)
 
     def generate_batch(
@@ -261,7 +269,14 @@ class ImageText(Task[ImageTextMicroBatch]):
         *,
         in_step: bool,
     ) -> list[str]:
-        """The text that the model writes about each image, without special tokens."""
+        """The text that the model writes about each image, or after each prompt, without special tokens."""
+        if isinstance(sequences[0], ImageSample):
+            collate = ImageSampleCollator(ImageWriter.of(processor), RowsOfImages(settings.padding_id, EXACT))
+            starts = [last_answer(sequence.labels).start for sequence in sequences]
+            inputs, number = collate.prompts(sequences, starts)
+            inputs = _on_device(inputs, model)
+            output = generate_tokens(model, inputs, settings, in_step=in_step)
+            return _answers(processor, inputs["input_ids"], output)[:number]
         pictures = [sequence.pictures.open(sequence.place) for sequence in sequences]
         inputs = _asked(model, processor, pictures, settings.padding_id)
         output = generate_tokens(model, inputs, settings, in_step=in_step)
@@ -373,7 +388,10 @@ def _asked(
     of_one_text = not getattr(model.config.get_text_config(), "is_encoder_decoder", False)
     cut = num_end_tokens(processor.tokenizer) if of_one_text else 0
     rows = [image_inputs(processor, picture.image, prompt_text(processor, picture.prompt)) for picture in pictures]
-    inputs = prompts_of_images(rows, cut, padding)
+    return _on_device(prompts_of_images(rows, cut, padding), model)
+
+
+def _on_device(inputs: Mapping[str, torch.Tensor], model: GeneratingModel) -> dict[str, torch.Tensor]:
     return {
         name: value.to(model.device, model.dtype if value.is_floating_point() else value.dtype)
         for name, value in inputs.items()

@@ -63,7 +63,8 @@ def read_processor(name: str, flag: str, *, trust_remote_code: bool = False) -> 
         remedy = "give a folder or hub name that has one with --tokenizer_name"
         for package in ("torchvision", "num2words"):
             if package in str(error).lower():
-                remedy = f"the processor of this family needs {package}: pip install {package}"
+                source = "-r requirements-torchvision.txt" if package == "torchvision" else package
+                remedy = f"the processor of this family needs {package}: pip install {source}"
         raise ConfigError(f"{flag}: no processor could be loaded from {name!r} ({explain(error)}); {remedy}") from error
     if getattr(processor, "image_processor", None) is None or getattr(processor, "tokenizer", None) is None:
         raise ConfigError(

@@ -115,9 +115,11 @@ def _part(translation: Translation, key: str, name: str, entry: dict[str, Any], 
             if entry.get(theirs):
                 options[ours] = (key, str(entry[theirs]))
     columns = entry.get("columns") or {}
-    for media in ("images", "videos", "audios"):
+    for media in ("videos", "audios"):
         if columns.get(media):
-            translation.refuse(key, f"{name} has {media}; --dataset caption_dataset trains on images with captions")
+            translation.refuse(key, f"{name} has {media}; --dataset chat_dataset trains on text and images")
+    if columns.get("images"):
+        options["image_column"] = (key, str(columns["images"]))
     if translation.text("stage") == "pt":
         options["text_column"] = (key, str(columns.get("prompt", "text")))
         return DatasetPart(key, "text_dataset", path, options)
@@ -136,12 +138,26 @@ def _part(translation: Translation, key: str, name: str, entry: dict[str, Any], 
         if roles:
             options["roles"] = (key, roles)
         return DatasetPart(key, "chat_dataset", path, options)
+    if columns.get("images"):
+        return _alpaca_with_images(translation, key, name, path, options, columns)
     options["as_chat"] = (key, "True")
     for theirs, (usual_name, ours) in _ALPACA.items():
         column = columns.get(theirs, usual_name)
         if theirs in ("prompt", "response") or theirs in columns:
             options[ours] = (key, str(column))
     return DatasetPart(key, "instruction_dataset", path, options)
+
+
+def _alpaca_with_images(
+    translation: Translation, key: str, name: str, path: str, options: Options, columns: dict[str, Any]
+) -> DatasetPart:
+    """Rows of Alpaca's form with images, which chat_dataset makes turns of if their columns have the usual names."""
+    usual = {theirs: usual_name or theirs for theirs, (usual_name, _) in _ALPACA.items()}
+    if renamed := [str(columns[theirs]) for theirs in usual if columns.get(theirs, usual[theirs]) != usual[theirs]]:
+        translation.refuse(
+            key, f"{name} has images, and other columns than Alpaca's ({', '.join(renamed)}); rename them"
+        )
+    return DatasetPart(key, "chat_dataset", path, options)
 
 
 def _eval_dataset(translation: Translation, key: str) -> None:
@@ -217,6 +233,11 @@ LLAMA_FACTORY = Tool(
         "rope_scaling": rope.kind,
         "use_dft_loss": values.if_on("loss_type", "dft"),
         "fp8": values.if_on("float8", "tensorwise"),
+        "image_max_pixels": values.to("max_pixels"),
+        "image_min_pixels": values.to("min_pixels"),
+        "media_dir": values.for_datasets("image_folder"),
+        "freeze_vision_tower": values.if_on("freeze_vision", "True"),
+        "freeze_language_model": values.if_on("freeze_language_model", "True"),
         "ray_num_workers": values.needless("torchrun's --nproc_per_node says it, before finetuning.py"),
     },
     needless=by_name(
@@ -232,6 +253,8 @@ LLAMA_FACTORY = Tool(
             "no layer is added": "use_llama_pro freeze_trainable_modules freeze_extra_modules",
             "attention is that of the model": "shift_attn mixture_of_depths",
             "W&B and TensorBoard have flags": "use_swanlab swanlab_project swanlab_run_name swanlab_mode",
+            "the projector is trained with the model": "freeze_multi_modal_projector",
+            "videos are not read": "video_max_pixels video_min_pixels video_fps video_maxlen",
             "another program trains then": "use_mca use_megatron_bridge use_kt use_hyper_parallel",
         }
     ),
