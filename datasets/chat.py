@@ -128,13 +128,13 @@ def _image_reader(dataset_config: ChatDataset, processor: Any, split: str) -> Im
 
 def _with_store(rows: Any, examples: SplitExamples, images: ImageReader, options: Mapping[str, Any]) -> Any:
     """The tokenized rows with what opens their images; a stream's rows hold that themselves."""
-    from data.images.sample_building import ImageRows, StoredImages
+    from data.images.sample_building import ChatRows, StoredImages
     from data.streaming.tokenized_stream import TokenizedStream
 
     if isinstance(rows, TokenizedStream):
         return rows
     read = {name: options[name] for name in ("config", "nested_columns")}
-    return ImageRows(rows, StoredImages(examples, partial(sources_in, images=images, **read)))
+    return ChatRows(rows, StoredImages(examples, partial(sources_in, images=images, **read)))
 
 
 def to_spans(

@@ -41,7 +41,7 @@ class StoredImages:
 
 
 @dataclass(frozen=True)
-class ImageRows:
+class ChatRows:
     """Tokenized conversations, and their images."""
 
     tokens: Any  # datasets.Dataset
@@ -74,8 +74,8 @@ def build_image_samples(
     Raises:
         ConfigError: as there; or if a text spells the token of an image.
     """
-    rows = rows if isinstance(rows, ImageRows) else list(rows)
-    flat = flatten(rows.tokens if isinstance(rows, ImageRows) else rows, name, first_row)
+    rows = rows if isinstance(rows, ChatRows) else list(rows)
+    flat = flatten(rows.tokens if isinstance(rows, ChatRows) else rows, name, first_row)
     if len(flat) == 0 and not is_part:
         raise ConfigError(f"dataset ({name}): it is empty; check the path and the split")
     num_images, tokens = _image_columns(rows)
@@ -105,7 +105,7 @@ def build_image_samples(
 def _image_columns(rows: Any) -> tuple[np.ndarray, np.ndarray]:
     """The images of each sample, and the tokens of each of them, int64 [samples] and [images]."""
     numbers, tokens = [np.empty(0, int)], [np.empty(0, int)]
-    if not isinstance(rows, ImageRows):
+    if not isinstance(rows, ChatRows):
         for row in rows:
             numbers.append(np.array(row[IMAGES_OF_SAMPLES], int))
             tokens.append(np.array(row[TOKENS_OF_IMAGES], int))
@@ -174,7 +174,7 @@ def _without(flat: Sequences, left_out: np.ndarray) -> Sequences:
 
 def _store_of(rows: Any, source_rows: np.ndarray, first_row: int) -> tuple[ImageStore, np.ndarray]:
     """The images of samples, and the key of each sample's."""
-    if isinstance(rows, ImageRows):
+    if isinstance(rows, ChatRows):
         return rows.store, source_rows
     held = HeldImages(tuple(row[IMAGE_SOURCES] for row in rows), tuple(row[IMAGE_ROW] for row in rows))
     return held, source_rows - first_row

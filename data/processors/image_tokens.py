@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from data.images.placeholders import Placeholders
-from data.processors.processor_loading import blank_image, image_inputs, prompt_text
+from data.processors.processor_loading import PLACE, blank_image, image_inputs, prompt_text
 from utils.errors import in_one_line
 
 _NAME = re.compile(r"(\w*(image|video|audio|vision)\w*|boi|eoi|boa|eoa)_token(_id)?")
@@ -30,6 +30,8 @@ class _ImageTokens:
 
     def refusal_of_prompt(self, prompt: str) -> str | None:
         """Why the processor takes no image with a prompt. A prompt may say itself where its one image is."""
+        if prompt.count(PLACE) > 1 and PLACE not in self.texts.values():
+            return f"its prompt has {PLACE} {prompt.count(PLACE)} times, and a caption has one image"
         spelled = next((text for text in self.texts.values() if text in prompt), None)
         if spelled is None:
             return None

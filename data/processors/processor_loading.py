@@ -21,6 +21,7 @@ from utils.errors import ConfigError, in_one_line
 from utils.hub import check_on_hub, explain
 from utils.rust_panics import panics_as_errors
 
+PLACE = "<image>"  # of an image in a text of LLaVA's form
 BLANK_SIZE = (32, 32)  # pixels of the image of a batch without rows
 
 
@@ -112,17 +113,22 @@ def refusal_of_size(processor: Any, size: Size) -> str | None:
 def prompt_text(processor: Any, prompt: str) -> str:
     """The text before a caption: a user's turn with the image, if the processor has a chat template.
 
-    Otherwise the prompt after the image's placeholder, which some processors write themselves.
+    Otherwise the prompt after the image's placeholder, which some processors write themselves. A prompt in LLaVA's form
+    says by `<image>` where the image is, whatever the model's own token for it.
     """
+    before, place, after = prompt.partition(PLACE) if prompt.count(PLACE) == 1 else ("", "", prompt)
     placeholder = getattr(processor, "image_token", None)
     placeholder = getattr(placeholder, "content", placeholder)
     if getattr(processor, "chat_template", None):
-        content = [{"type": "image"}, *([{"type": "text", "text": prompt}] if prompt else [])]
+        texts = [[{"type": "text", "text": text}] if text else [] for text in (before, after)]
+        content = [*texts[0], {"type": "image"}, *texts[1]]
         messages = [{"role": "user", "content": content}]
         # Not by the processor's own method: SmolVLM's asks its part for videos, which is left out.
         values = {**processor.tokenizer.special_tokens_map, "add_generation_prompt": True}
         return render_chat(processor.chat_template, messages, processor.tokenizer, **values)[0][0]
     writes_it_itself = hasattr(processor, "num_query_tokens")  # BLIP-2 and InstructBLIP
+    if place and placeholder != PLACE:
+        return f"{before}{'' if writes_it_itself else placeholder or ''}{after}"
     return prompt if writes_it_itself or not placeholder or placeholder in prompt else f"{placeholder}{prompt}"
 
 

@@ -14,8 +14,10 @@ from data.dataset_functions.importing import find_dataset_function
 from data.images.sequences import ImageSequences, build_image_sequences
 from data.pipeline import load_sequences
 from data.processors.image_tokens import placeholders_of
-from data.processors.processor_loading import refusal_of_size
+from data.processors.processor_loading import prompt_text, refusal_of_size
+from data.processors.written_images import ImageWriter
 from data.tokens.encoding import Caption
+from tests.helpers.image_chats import chat_processor
 from tests.helpers.image_models import MODELS, save_pictures
 from utils.errors import ConfigError
 
@@ -81,3 +83,16 @@ def test_of_the_prompt_of_all_rows(processor: Any, tmp_path: Path) -> None:
     token = image_token(processor)
     with pytest.raises(ConfigError, match=r"^--caption_dataset.prompt: its prompt spells .*; take that out$"):
         read(processor, save_pictures(tmp_path, 2), prompt=f"{token} {token} shows")
+
+
+@pytest.mark.parametrize("name", ["qwen2_vl", "llava", "gemma3"])
+def test_a_prompt_in_llavas_form_has_the_image_where_it_says(name: str) -> None:
+    processor = chat_processor(name)
+    written = prompt_text(processor, "one\n<image>\nred ?")
+    image = ImageWriter.of(processor).placeholder
+    assert written.count(image) == 1
+    assert "<image>" not in written.replace(image, "")
+    if name != "llava":  # whose template writes images first
+        assert written.index("one") < written.index(image) < written.index("red")
+    assert placeholders_of(processor).refusal_of_prompt("<image> and <image>")
+    assert placeholders_of(processor).refusal_of_prompt("<image>\nred ?") is None
