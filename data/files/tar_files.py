@@ -86,15 +86,19 @@ def _samples(file: Path, stream: IO[bytes], position: int) -> Iterator[list[_Mem
 
 def _members(file: Path, stream: IO[bytes], position: int) -> Iterator[_Member]:
     stream.seek(position)
+    end = position
     try:
         with tarfile.open(fileobj=stream, mode="r:") as archive:
             while (info := archive.next()) is not None:
-                path = PurePosixPath(info.name)
+                path, end = PurePosixPath(info.name), info.offset_data + -(-info.size // _BLOCK) * _BLOCK
                 stem, _, kind = path.name.partition(".")
                 if info.isfile() and stem and kind:
                     key = str(path.parent / stem)
                     yield _Member(info.name, key, kind.lower(), info.offset, info.offset_data, info.size)
                 vars(archive)["members"] = []  # it keeps each, and there may be millions
+        stream.seek(end)
+        if stream.read(_BLOCK).strip(b"\0"):  # tarfile takes half a header for the end
+            raise tarfile.ReadError("it was cut off")
     except tarfile.TarError as error:
         raise ConfigError(
             f"{file} is no tar archive that can be read ({in_one_line(error)}); unpack compressed ones, and write "

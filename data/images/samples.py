@@ -109,6 +109,13 @@ class ImageSamples(Sequences):
         return lines
 
     @property
+    def num_bytes_held(self) -> int:
+        """Bytes of images that a stream read with their rows; all others stay where they are stored."""
+        if isinstance(self.store, _JoinedImages):
+            return sum(store.num_bytes for store in self.store.stores if isinstance(store, HeldImages))
+        return self.store.num_bytes if isinstance(self.store, HeldImages) else 0
+
+    @property
     def num_images(self) -> np.ndarray:
         """Images of each sample, int64 [samples]."""
         return np.diff(self.place_offsets)
@@ -129,6 +136,10 @@ class HeldImages:
 
     def sources(self, key: int) -> Sequence[ImageSource]:
         return self.images[key]
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(len(image) for images in self.images for image in images if isinstance(image, bytes))
 
     def only(self, key: int) -> HeldImages:
         """Those under one key, as key 0."""

@@ -87,6 +87,11 @@ class Sequences:
         return {}
 
     @property
+    def num_bytes_held(self) -> int:
+        """Bytes of host memory that the samples hold besides their tokens."""
+        return 0
+
+    @property
     def lengths(self) -> np.ndarray:
         """Input tokens of each sequence, int64 [sequences]."""
         return np.diff(self.offsets)

@@ -235,7 +235,8 @@ class Stream:
         """
         num_samples = max(1, sum(map(len, head)))
         mean_tokens = sum(len(part.input_ids) for part in head) / num_samples
-        num_bytes = self.shuffle_buffer_size * (8 * mean_tokens + 400)  # two int32 arrays and Python's overhead
+        held = sum(part.num_bytes_held for part in head) / num_samples
+        num_bytes = self.shuffle_buffer_size * (8 * mean_tokens + 400 + held)  # two int32 arrays, Python's overhead
         size = f"at {mean_tokens:,.0f} tokens each, as the first {num_samples} have, {num_bytes / 2**20:,.0f} MiB"
         if num_bytes > host_bytes():
             raise ConfigError(

@@ -21,6 +21,14 @@ INFO: dict[str, dict[str, Any]] = {
     },
     "texts": {"hf_hub_url": "owner/texts", "subset": "en", "columns": {"prompt": "body"}},
     "pairs": {"file_name": "pairs.json", "ranking": True},
+    "pictures": {
+        "file_name": "pictures.json",
+        "formatting": "sharegpt",
+        "columns": {"messages": "messages", "images": "images"},
+        "tags": {"role_tag": "role", "content_tag": "content", "user_tag": "user", "assistant_tag": "assistant"},
+    },
+    "pictured_alpaca": {"file_name": "pictured.json", "columns": {"prompt": "instruction", "images": "shown"}},
+    "clips": {"file_name": "clips.json", "formatting": "sharegpt", "columns": {"videos": "videos"}},
 }
 
 LORA = """
@@ -106,6 +114,18 @@ def test_all_weights_on_chats_under_deepspeed(tmp_path: Path, capsys: pytest.Cap
     assert config.value("chat_dataset.learn") == "last"
 
 
+@pytest.mark.parametrize(("name", "column"), [("pictures", "images"), ("pictured_alpaca", "shown")])
+def test_conversations_with_images(name: str, column: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = LORA.replace("identity,alpaca_demo", name)
+    text += "image_max_pixels: 262144\nimage_min_pixels: 1024\nfreeze_vision_tower: true\nmedia_dir: pictures\n"
+    config = translate_text(text, tmp_path, capsys).config
+    train = config.train_config
+    assert (train.dataset, train.max_pixels, train.min_pixels) == ("chat_dataset", 262144, 1024)
+    assert train.freeze_vision is True
+    assert config.value("chat_dataset.image_column") == column
+    assert config.value("chat_dataset.image_folder") == "pictures"
+
+
 def test_pretraining_reads_text_and_packs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = (
         LORA.replace("stage: sft", "stage: pt").replace("identity,alpaca_demo", "texts").replace("template: q", "x: q")
@@ -127,6 +147,11 @@ def test_pretraining_reads_text_and_packs(tmp_path: Path, capsys: pytest.Capture
         ),
         ("alpaca_demo", "other", "line 9: dataset: other is not in "),
         ("identity,alpaca_demo", "pairs", "line 9: dataset: pairs holds preferences; there is no such training here"),
+        (
+            "identity,alpaca_demo",
+            "clips",
+            "line 9: dataset: clips has videos; --dataset chat_dataset trains",
+        ),
         ("type: lora", "type: freeze", "line 6: finetuning_type: freeze trains the last layers alone"),
     ],
 )
