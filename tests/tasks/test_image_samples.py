@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -118,6 +119,43 @@ def test_a_batch_without_an_image_runs_the_vision_encoder_and_has_the_same_losse
     own = alone.num_label_tokens
     assert torch.allclose(losses_of(model, alone), losses_of(model, mixed)[:own], atol=1e-5)
     assert alone.source_rows == (1,)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_text_of_an_image_of_any_size_is_the_processors(name: str) -> None:
+    """Those that can count are asked for their count; others make the inputs of a blank image."""
+    processor = chat_processor(name)
+    writer = ImageWriter.of(processor)
+    assert (writer.around is None) == (name == "idefics3")
+    generator = np.random.default_rng(3)
+    for width, height in generator.integers(20, 400, (12, 2)).tolist():
+        text = "+".join([writer.placeholder] * 2)
+        images = [Image.new("RGB", (width, height)), Image.new("RGB", (64, 64))]
+        expected = processor(images=[images], text=[text], add_special_tokens=False)["input_ids"][0]
+        written = "+".join(writer.texts([(width, height), (64, 64)]))
+        assert processor.tokenizer(written, add_special_tokens=False)["input_ids"] == list(expected)
+
+
+def test_a_picture_that_its_camera_turned_has_the_tokens_of_what_is_seen(tmp_path: Path) -> None:
+    """Its header has width and height as the camera was held; half-transparent pixels are taken as they are."""
+    processor = chat_processor("qwen2_vl")
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    Image.new("RGB", (90, 30), (9, 200, 9)).save(tmp_path / "0.jpg", exif=exif)
+    Image.new("RGBA", (30, 90), (9, 200, 9, 20)).save(tmp_path / "1.png")
+    row = {"messages": [{"role": "user", "content": "<image>"}, {"role": "assistant", "content": "two"}]}
+    lines = [json.dumps(row | {"images": [name]}) for name in ("0.jpg", "1.png")]
+    (tmp_path / "train.jsonl").write_text("\n".join(lines) + "\n")
+    turned, clear = read_chats(processor, tmp_path / "train.jsonl")
+    assert turned.input_ids.tolist() == clear.input_ids.tolist()
+    (image,), (other,) = turned.open_images(), clear.open_images()
+    assert image.size == other.size == (30, 90)
+    assert other.getpixel((3, 3)) == (9, 200, 9)
+    batch = collator_of(processor)([[turned], [clear]])
+    assert isinstance(batch, ImageTextMicroBatch)
+    grids = batch.inputs["image_grid_thw"].tolist()
+    assert grids[0] == grids[1]
+    assert grids[0][1] > grids[0][2]
 
 
 def test_an_image_that_changed_since_its_row_was_read_ends_the_run_with_the_row(tmp_path: Path) -> None:
