@@ -36,6 +36,7 @@ def adapt(config: RunConfig) -> RunConfig:
     config = _make_streams_one_epoch(config)
     config = _pad_for_float8(config)
     config = _keep_asked_batches(config)
+    config = _drop_no_part_of_the_base(config)
     return _note_settings_without_effect(config)
 
 
@@ -145,6 +146,15 @@ def _keep_asked_batches(config: RunConfig) -> RunConfig:
     else:
         return config
     return _noted(replace(config, train_config=replace(train, min_steps=0)), f"--min_steps has no effect with {why}")
+
+
+def _drop_no_part_of_the_base(config: RunConfig) -> RunConfig:
+    """Set lora_dropout to 0 if the adapter begins with a part of the base. Validation refuses one that was given."""
+    lora = config.lora_config
+    if not lora.begins_in_base or config.was_given("lora_config.lora_dropout"):
+        return config
+    note = f"--lora_dropout is 0 with --init_lora_weights {lora.init_lora_weights}"
+    return _noted(replace(config, lora_config=replace(lora, lora_dropout=0.0)), note)
 
 
 def _note_settings_without_effect(config: RunConfig) -> RunConfig:

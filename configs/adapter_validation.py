@@ -95,8 +95,40 @@ def _check_adapter(config: RunConfig) -> None:
         raise ConfigError(
             "--add_special_tokens: the adapter in --from_peft_checkpoint has no rows for them; leave one of them out"
         )
+    _check_initial_factors(config)
     if train.peft_method == "prefix":
         _check_prefix(config)
+
+
+def _check_initial_factors(config: RunConfig) -> None:
+    train, lora, init = (
+        config.train_config,
+        config.lora_config,
+        f"--init_lora_weights {config.lora_config.init_lora_weights}",
+    )
+    if lora.init_lora_weights == "orthogonal" and lora.r % 2:
+        raise ConfigError(f"--lora_config.r: {init} halves the rank, and {lora.r} is odd; give an even one")
+    if not lora.begins_in_base:
+        return
+    conflicts = {
+        "--quantization": config.quantization_config.quantization,
+        "--float8": train.float8,
+        "--use_dora": lora.use_dora,
+        "--use_rslora": lora.use_rslora,
+        "--lora_dropout": lora.lora_dropout,
+        "--weight_decay": train.weight_decay,
+    }
+    reasons = {
+        "--quantization": "takes a part out of the weights, which are packed then",
+        "--float8": "takes a part out of the weights, which are packed then",
+        "--use_dora": "and DoRA both change how the weights begin",
+        "--use_rslora": "scales by lora_alpha / r",
+        "--lora_dropout": "would drop a part of the weights, which began in the adapter",
+        "--weight_decay": "keeps the first factors, which would decay",
+    }
+    for name, value in conflicts.items():
+        if value:
+            raise ConfigError(f"{name}: {init} {reasons[name]}; leave one of them out")
 
 
 def _check_prefix(config: RunConfig) -> None:

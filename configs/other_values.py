@@ -48,6 +48,9 @@ OTHER_VALUES: dict[str, dict[str, Mapping[str, str]]] = {
         for name, listed in OPTIMIZERS.items()
         for value, others in listed.other_values.items()
     },
+    "init_lora_weights": {
+        "true": {"init_lora_weights": "default"},
+    },
     "loss_type": {
         **{name: {"loss_type": "cross_entropy"} for name in ("nll", "chunked_nll")},
         **{name: {"loss_type": "dpo"} for name in ("sigmoid",)},

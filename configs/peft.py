@@ -1,6 +1,7 @@
 """Settings of the adapter that --use_peft trains: one section for each --peft_method."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 from configs.setting import setting
 
@@ -31,6 +32,22 @@ class LoraConfig:
     use_dora: bool = setting(
         False, "train the magnitude and the direction of weights separately; slower (arXiv 2402.09353)"
     )
+    init_lora_weights: Literal["default", "orthogonal", "pissa", "pissa_niter_16", "olora"] = setting(
+        "default",
+        "how the matrices begin: without an effect (default, orthogonal), or with the largest part of the weights, "
+        "which is taken out of them (pissa, arXiv 2404.02948, pissa_niter_16, which finds it sooner, olora, arXiv "
+        "2406.01775); then the saved adapter has twice the rank",
+    )
+    lr_ratio: float = setting(
+        1.0,
+        "learning rate of the matrices B as a multiple of lr, often 16 (LoRA+, arXiv 2402.12354)",
+        exclusive_minimum=0,
+    )
+
+    @property
+    def begins_in_base(self) -> bool:
+        """Whether the first factors are taken out of the base's weights."""
+        return self.init_lora_weights in ("pissa", "pissa_niter_16", "olora")
 
 
 @dataclass(frozen=True)

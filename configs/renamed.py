@@ -53,6 +53,8 @@ _NAMES: dict[str, str] = {
     "lora_config.lora_alpha": "alpha",
     "lora_config.lora_dropout": "dropout",
     "lora_config.use_dora": "dora peft_use_dora",
+    "lora_config.init_lora_weights": "peft_init_lora_weights",
+    "lora_config.lr_ratio": "loraplus_lr_ratio lora_plus_lr_ratio",
     "lora_config.use_rslora": "rslora peft_use_rslora",
     "from_peft_checkpoint": "lora_model_dir adapter_name_or_path adapter_path resume_adapter_file",
     "prefix_config.num_virtual_tokens": "prefix_length",

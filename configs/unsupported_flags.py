@@ -13,7 +13,7 @@ _MERGE = "a run's folder holds the weights; `python -m tools.export RUN --to DIR
 _PICKED = "a GPU is used if there is one; the variable CUDA_VISIBLE_DEVICES says which"
 _FSDP2 = "FSDP2 does so, or needs no such choice"
 _OWN_LOSS = "the losses are those of --loss_type"
-_PLAIN_ADAPTER = "adapters are LoRA and DoRA on whole linear layers, with one rank and one learning rate"
+_PLAIN_ADAPTER = "adapters are LoRA and DoRA on whole linear layers, with one rank; --lr_ratio is B's learning rate"
 
 _NEEDLESS_REASONS: dict[str, str] = {
     # Data
@@ -60,6 +60,9 @@ _NEEDLESS_REASONS: dict[str, str] = {
     ),
     "training keeps no keys and values": "use_cache",
     "biases stay as they are": "bias lora_bias",
+    "--init_lora_weights pissa_niter_16 has 16 iterations, and every saved adapter fits the untouched base": (
+        "pissa_iter pissa_convert"
+    ),
     "the model says it, and an adapter is trained": "task_type lora_task_type inference_mode",
     "a run's adapter is saved apart from the model": "lora_on_cpu lora_fan_in_fan_out create_new_adapter",
     _MERGE: "merge_lora merge_weights merge_adapter merge_and_unload save_merged export_dir",
@@ -115,11 +118,9 @@ _MISSING_REASONS: dict[str, str] = {
     "an adapter trains its own factors, and the rows of --add_special_tokens": (
         "modules_to_save lora_modules_to_save additional_target"
     ),
-    "adapters begin without an effect on the model": (
-        "init_lora_weights peft_init_lora_weights pissa_init pissa_iter pissa_convert loftq_config loftq_init"
-    ),
+    "adapters begin as --init_lora_weights says": "loftq_config loftq_init",
     _PLAIN_ADAPTER: (
-        "loraplus_lr_ratio loraplus_lr_embedding loraplus_lr_groups lora_rank_pattern lora_alpha_pattern "
+        "loraplus_lr_embedding loraplus_lr_groups lora_rank_pattern lora_alpha_pattern "
         "peft_layers_to_transform peft_layers_pattern layers_to_transform relora relora_steps "
         "relora_warmup_steps relora_anneal_steps relora_cpu_offload relora_prune_ratio"
     ),

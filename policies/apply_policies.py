@@ -118,7 +118,8 @@ def adapt_model(
         wrapped = apply_adapters(base, config, task.PEFT_TYPE, new_tokens, adapter_device)
         store_adapters(wrapped, policies.precision.adapter_dtype)
         # After peft, whose forwards these replace (docs/decisions.md, Adapters and quantization).
-        use_lean_forward(wrapped)
+        lora = config.lora_config
+        use_lean_forward(wrapped, num_trained_ranks=lora.r if lora.begins_in_base else None)
         use_grouped_factors(base)
         use_lean_tokens(wrapped)
     # 2. freeze: adapters froze what they need frozen
@@ -162,12 +163,15 @@ def shard_and_fill(
     # 7. materialise weights; DistributedDataParallel goes around real ones
     parameter_device = layout.parameter_device(env.device)
     materialise(model, base, weights, parameter_device=parameter_device, compute_device=env.device)
-    # Rows of new tokens and DoRA's magnitudes are computed from the base's weights, so they come last.
+    # Rows of new tokens, first factors and DoRA's magnitudes are computed from the base's weights, so they come last.
     if has_adapter(model):
         from policies.adapters.dora import set_magnitudes
+        from policies.adapters.initial_factors import set_factors
         from policies.adapters.new_tokens import set_token_rows
 
         set_token_rows(model)
+        if lora.begins_in_base:
+            set_factors(model, lora.init_lora_weights)
         if lora.use_dora:  # an adapter from --from_peft_checkpoint has its magnitudes already
             set_magnitudes(model)
     # 8. activation offloading, around the layers as they are called

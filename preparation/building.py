@@ -101,7 +101,14 @@ def build(built: BuiltModel, inputs: Inputs, env: Environment) -> TrainingParts:
     # --lr, scaled with the ranks if --lr_scale_with_world_size asks for it.
     train, fsdp = replace(resolved.config.train_config, lr=resolved.lr), resolved.config.fsdp_config
     precision = resolved.policies.precision
-    optimizer = build_optimizer(model, train, fsdp, layers=built.layers, scales_loss=precision.scales_loss)
+    optimizer = build_optimizer(
+        model,
+        train,
+        fsdp,
+        lr_ratio=resolved.config.lora_config.lr_ratio,
+        layers=built.layers,
+        scales_loss=precision.scales_loss,
+    )
     keep_scales(model, optimizer, resolved.policies.float8)
     layout = resolved.policies.layout
     how_reduced = (fsdp.accumulate_unsharded, layout, precision, model, env.device_facts)

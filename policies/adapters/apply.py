@@ -21,6 +21,7 @@ from configs.peft import DEFAULT_ADAPTER_LAYERS, LlamaAdapterConfig, LoraConfig
 from configs.run import RunConfig
 from configs.training import TrainConfig
 from policies.adapters.folder import find_saved_adapter
+from policies.adapters.initial_factors import check_layers, draw_orthogonal
 from policies.adapters.kinds import (
     METHODS,
     check_llama_adapter,
@@ -68,7 +69,8 @@ def apply_adapters(
         adapted, _ = attach_adapter(model, settings, device=device)
     except ValueError as error:  # a kind of layer that it takes in most families only
         raise ConfigError(f"--use_peft: peft cannot adapt this model ({in_one_line(error)})") from error
-    _draw_adapter(adapted, train.seed)
+    check_layers(adapted, config.lora_config)
+    _draw_adapter(adapted, train.seed, orthogonal=config.lora_config.init_lora_weights == "orthogonal")
     if isinstance(settings, peft.LoraConfig) and settings.target_parameters and config.lora_config.lora_dropout:
         drop_inputs(adapted, config.lora_config.lora_dropout)
     return _compute_prompts_in_the_models_dtype(adapted)
@@ -110,10 +112,11 @@ def store_adapters(model: nn.Module, dtype: torch.dtype) -> None:
             parameter.data = parameter.data.to(dtype)
 
 
-def _draw_adapter(adapted: nn.Module, seed: int) -> None:
+def _draw_adapter(adapted: nn.Module, seed: int, *, orthogonal: bool) -> None:
     """Draw a new adapter as peft draws it.
 
-    What peft computes from the base's weights stays NaN, since these are not there yet: the magnitudes of DoRA.
+    What peft computes from the base's weights comes later, since these are not there yet: the magnitudes of DoRA stay
+    NaN, and the factors of PiSSA and OLoRA are replaced.
     """
     # Of the CPU's generator alone, which goes on as if nothing had been drawn: adapters are drawn in host memory.
     with torch.random.fork_rng([]):
@@ -121,7 +124,10 @@ def _draw_adapter(adapted: nn.Module, seed: int) -> None:
         for module in adapted.modules():
             if isinstance(module, LoraLayer):
                 for adapter in module.active_adapters:
-                    module.reset_lora_parameters(adapter, init_lora_weights=True)
+                    if orthogonal:
+                        draw_orthogonal(module, adapter)
+                    else:
+                        module.reset_lora_parameters(adapter, init_lora_weights=True)
             elif isinstance(module, AdaptedAttention | AdaptedAttentionGPT):
                 nn.init.normal_(module.adaption_prompt)
                 nn.init.zeros_(module.adaption_gate)

@@ -1,42 +1,33 @@
-"""DoRA's magnitudes, computed from the base's weights, which are read last."""
+"""DoRA's magnitudes, computed from the base's weights."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import torch
-from peft.tuners.lora import LoraLayer
 from peft.utils.integrations import dequantize_module_weight
 from torch import nn
-from torch.distributed.fsdp import FSDPModule
 
+from policies.adapters.from_base import set_from_base
 from policies.weights.sources import keep_part
 
 
-@torch.no_grad()
 def set_magnitudes(model: nn.Module) -> None:
     """Set each output's magnitude to the norm of its row of W + scaling B A, so that DoRA begins at the base.
 
-    The model has its weights and may be sharded: units are gathered one at a time, as for the forward. Every rank must
-    call this. See https://arxiv.org/abs/2402.09353, section 4; the arithmetic is peft's.
+    Every rank must call this. See https://arxiv.org/abs/2402.09353, section 4; the arithmetic is peft's.
     """
-    layers_of: dict[FSDPModule | None, list[Any]] = {}
-    unit_of: dict[nn.Module, FSDPModule] = {}
-    for module in model.modules():  # outer units come first, so the innermost, which gathers, is kept
-        if isinstance(module, FSDPModule):
-            unit_of |= dict.fromkeys(module.modules(), module)
-    for module in model.modules():
-        if isinstance(module, LoraLayer) and module.lora_magnitude_vector:
-            layers_of.setdefault(unit_of.get(module), []).append(module)
-    for unit, layers in layers_of.items():
-        if unit is not None:
-            unit.unshard()
-        norms = [(layer, adapter, _norm(layer, adapter)) for layer in layers for adapter in layer.lora_magnitude_vector]
-        if unit is not None:
-            unit.reshard()
-        for layer, adapter, norm in norms:
-            # After resharding: writes go to the shards, since gathered parameters are copies.
-            keep_part(layer.lora_magnitude_vector[adapter].weight, norm)
+    set_from_base(
+        model,
+        lambda layer: bool(layer.lora_magnitude_vector),
+        lambda layers: [{name: _norm(layer, name) for name in layer.lora_magnitude_vector} for layer in layers],
+        _store,
+    )
+
+
+def _store(layer: Any, norms: dict[str, torch.Tensor]) -> None:
+    for adapter, norm in norms.items():
+        keep_part(layer.lora_magnitude_vector[adapter].weight, norm)
 
 
 def _norm(layer: Any, adapter: str) -> torch.Tensor:

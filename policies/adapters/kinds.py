@@ -27,11 +27,11 @@ PREFIX_MODELS = ("gemma2", "gemma3_text", "gpt2", "gpt_neox", "llama", "mistral"
 def lora_settings(
     model: PreTrainedModel, lora: LoraConfig, task_type: str | None, new_tokens: Sequence[int] = ()
 ) -> peft.PeftConfig:
-    targets = choose_targets(model, lora)
+    targets, times = choose_targets(model, lora), 2 if lora.begins_in_base else 1
     return peft.LoraConfig(
         trainable_token_indices=token_settings(model, lora, new_tokens),
-        r=lora.r,
-        lora_alpha=lora.lora_alpha,
+        r=times * lora.r,
+        lora_alpha=times * lora.lora_alpha,
         # peft has no dropout for parameters, and loads none for layers next to them. `drop_inputs` gives them theirs.
         lora_dropout=0.0 if targets.parameters else lora.lora_dropout,
         target_modules=targets.modules,

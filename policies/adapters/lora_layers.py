@@ -17,13 +17,19 @@ from peft.tuners.lora import Linear, LoraLayer, ParamWrapper
 from torch import nn
 
 from policies.adapters.dropout_masks import draw_dropout
+from policies.adapters.initial_factors import first_half_trained
 from policies.adapters.lora_products import project_down, project_up
 
 
-def use_lean_forward(model: nn.Module) -> None:
-    """Give every plain LoRA layer a forward that computes the same, keeps less and is faster."""
-    plain: list[Any] = [m for m in model.modules() if adapts_linear(m) and _is_plain(m)]
+def use_lean_forward(model: nn.Module, *, num_trained_ranks: int | None = None) -> None:
+    """Give every plain LoRA layer a forward that computes the same, keeps less and is faster.
+
+    Args:
+        num_trained_ranks: ranks behind these stay as they are (`policies.adapters.initial_factors`); None: all train.
+    """
+    plain: list[Any] = [m for m in model.modules() if is_plain(m)]
     for layer in plain:
+        layer.num_trained_ranks = num_trained_ranks
         layer.forward = MethodType(_forward, layer)  # one function, so one compiled graph, for all layers
 
 
@@ -39,9 +45,10 @@ def drop_inputs(model: nn.Module, p: float) -> None:
         layer.lora_dropout.update({name: nn.Dropout(p) for name in layer.lora_dropout})
 
 
-def _is_plain(layer: LoraLayer) -> bool:
+def is_plain(layer: nn.Module) -> bool:
+    """Whether this is a linear layer with two factors next to it, and nothing more."""
     # DoRA and other variants compute more than two products; peft's own forward serves them.
-    return not layer.lora_variant and all(b.bias is None for b in layer.lora_B.values())
+    return adapts_linear(layer) and not layer.lora_variant and all(b.bias is None for b in layer.lora_B.values())
 
 
 def _forward(layer: Any, inputs: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
@@ -52,6 +59,10 @@ def _forward(layer: Any, inputs: torch.Tensor, *args: Any, **kwargs: Any) -> tor
         p = layer.lora_dropout[name].p if layer.training and hasattr(layer.lora_dropout[name], "p") else 0.0
         dropout = draw_dropout(inputs, p) if p else None
         # Dropout's factor 1 / (1 - p) goes into the scale of the small product, which costs no pass over the inputs.
-        low = project_down(inputs, layer.lora_A[name].weight, dropout, layer.scaling[name] / (1 - p))
-        outputs = outputs + project_up(low, layer.lora_B[name].weight, base_outputs.dtype)
+        factor_a, factor_b = layer.lora_A[name].weight, layer.lora_B[name].weight
+        if layer.num_trained_ranks is not None:
+            factor_a = first_half_trained(factor_a, layer.num_trained_ranks, 0)
+            factor_b = first_half_trained(factor_b, layer.num_trained_ranks, 1)
+        low = project_down(inputs, factor_a, dropout, layer.scaling[name] / (1 - p))
+        outputs = outputs + project_up(low, factor_b, base_outputs.dtype)
     return outputs.to(base_outputs.dtype)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
@@ -28,12 +29,14 @@ def build_optimizer(
     train: TrainConfig,
     fsdp: FsdpConfig,
     *,
+    lr_ratio: float = 1.0,
     layers: Sequence[nn.Module] = (),
     scales_loss: bool = False,
 ) -> Optimizer:
     """The optimizer of all trainable parameters. If its states are in host memory, it steps on the CPU.
 
     Args:
+        lr_ratio: the learning rate of LoRA's matrices B, as a multiple of --lr.
         layers: that wait for their own weights, if they are updated while the next forward pass begins; without any,
             a step waits for all.
         scales_loss: backward brings gradients with a loss scale in them (fp16).
@@ -42,7 +45,11 @@ def build_optimizer(
         ConfigError: if nothing is trainable, or if the optimizer needs bitsandbytes and it is missing.
     """
     kind = kind_of(fsdp.optimizer)
-    groups = parameter_groups(model, decay_norms_and_biases=train.decay_norms_and_biases)
+    groups = parameter_groups(
+        model,
+        decay_norms_and_biases=train.decay_norms_and_biases,
+        lr_of_b=train.lr * lr_ratio if lr_ratio != 1 else None,
+    )
     build: Callable[[Groups], Optimizer] = partial(kind.build, train=train, fsdp=fsdp)
     is_early = steps_early(train, scales_loss=scales_loss)
     on_host: HostOptimizer
@@ -77,21 +84,27 @@ def state_bytes(parameter: torch.Tensor, train: TrainConfig, fsdp: FsdpConfig, *
     return kind_of(fsdp.optimizer).state_bytes(parameter, shape, train, fsdp)
 
 
-def parameter_groups(model: nn.Module, *, decay_norms_and_biases: bool) -> Groups:
-    """The trainable parameters in one group, or in two: the second, norms and biases, has no weight decay.
+def parameter_groups(model: nn.Module, *, decay_norms_and_biases: bool, lr_of_b: float | None = None) -> Groups:
+    """The trainable parameters, those with the same options in one group; the first has the run's learning rate.
+
+    Args:
+        decay_norms_and_biases: if not, parameters of one dimension have no weight decay.
+        lr_of_b: the learning rate of LoRA's matrices B; None: that of the others.
 
     Raises:
         ConfigError: if nothing is trainable.
     """
-    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    if not parameters:
+    groups: dict[tuple[bool, bool], dict[str, Any]] = {}
+    for name, parameter in model.named_parameters():
+        if not parameter.requires_grad:
+            continue
+        is_b, decays = lr_of_b is not None and ".lora_B." in name, decay_norms_and_biases or parameter.dim() >= 2
+        options: dict[str, Any] = {"lr": lr_of_b} if is_b else {}
+        options |= {} if decays else {"weight_decay": 0.0}
+        groups.setdefault((is_b, not decays), {"params": [], **options})["params"].append(parameter)
+    if not groups:
         raise ConfigError("--use_peft: nothing is trainable in this model; check the adapter or the frozen layers")
-    if decay_norms_and_biases:
-        return [{"params": parameters}]
-    matrices = [parameter for parameter in parameters if parameter.dim() >= 2]
-    others = [parameter for parameter in parameters if parameter.dim() < 2]
-    groups: Groups = [{"params": matrices}, {"params": others, "weight_decay": 0.0}]
-    return [group for group in groups if group["params"]]
+    return [groups[key] for key in sorted(groups)]
 
 
 def optimizer_notes(model: nn.Module, lr: float, fsdp: FsdpConfig) -> list[str]:

@@ -57,6 +57,9 @@ def reference_run(
     quantization: BitsAndBytesConfig | None = None,
     loss_of: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = cross_entropy,
     noise_of: Callable[[torch.Tensor, int, int], torch.Tensor] | None = None,
+    lr_ratio: float = 1.0,
+    optimizer_of: Callable[[list[nn.Parameter]], torch.optim.Optimizer] | None = None,
+    at_end: Callable[[Any], None] = lambda model: None,
 ) -> list[tuple[float, float]]:
     """A plain loop: one document at a time, torch's own AdamW and clipping, nothing of the project's computing.
 
@@ -64,6 +67,7 @@ def reference_run(
         lora_targets: the layers of an adapter as `lora_flags` makes it. adapter: any other, as peft is told of it.
         num_frozen: so many layers of a Llama are not trained, from the first on.
         quantization: of the base, by transformers and bitsandbytes, with their own layers.
+        lr_ratio: of the learning rate of LoRA's B. optimizer_of: instead of AdamW's. at_end: called with the model.
         noise_of: what is added to a document's embeddings; of its token ids [1, tokens], their size, and the step.
         loss_of: the summed loss of a document's logits [tokens, vocab] and targets [tokens].
 
@@ -78,7 +82,10 @@ def reference_run(
         quantization=quantization,
     )
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    optimizer = torch.optim.AdamW(parameters, lr=LR, weight_decay=0.0)
+    factors = [p for name, p in model.named_parameters() if p.requires_grad and "lora_B" in name and lr_ratio != 1]
+    others = [parameter for parameter in parameters if all(parameter is not factor for factor in factors)]
+    groups = [{"params": others, "of_lr": 1.0}, {"params": factors, "of_lr": lr_ratio}][: 1 + bool(factors)]
+    optimizer = optimizer_of(parameters) if optimizer_of else torch.optim.AdamW(groups, lr=LR, weight_decay=0.0)
     documents = random_documents.get_custom_dataset(None, None, "train")
     if batching == "packing":
         rows = pack_best_fit([len(document["input_ids"]) for document in documents], CONTEXT_LENGTH)
@@ -93,7 +100,7 @@ def reference_run(
     for step in range(num_steps):
         epoch, step_of_epoch = divmod(step, steps_per_epoch)
         for group in optimizer.param_groups:
-            group["lr"] = LR * 0.85**epoch
+            group["lr"] = LR * 0.85**epoch * group.get("of_lr", 1.0)
         lengths = None if batching == "packing" else [len(document["input_ids"]) for document in documents]
         order = reference_order(len(rows), epoch, lengths)
         chosen = order[step_of_epoch * GLOBAL_BATCH :][:GLOBAL_BATCH]
@@ -110,6 +117,7 @@ def reference_run(
         optimizer.step()
         optimizer.zero_grad()
         results.append((loss_sum / num_label_tokens, grad_norm.item()))
+    at_end(model)
     return results
 
 
@@ -130,7 +138,9 @@ def plain_model(
         model = peft.get_peft_model(model, adapter)
         torch.manual_seed(SEED)  # the adapters' values are a function of the seed alone
         for layer in model.modules():
-            if isinstance(layer, LoraLayer):
+            if isinstance(layer, LoraLayer) and adapter.init_lora_weights == "orthogonal":
+                layer.orthogonal_init("default")
+            elif isinstance(layer, LoraLayer) and adapter.init_lora_weights is True:
                 layer.reset_lora_parameters("default", init_lora_weights=True)
             elif isinstance(layer, AdaptedAttention | AdaptedAttentionGPT | PrefixEncoder):
                 torch.nn.init.normal_(

@@ -178,6 +178,14 @@ def _tokens(translation: Translation, key: str) -> None:
     values.new_tokens(translation, key)
 
 
+def _pissa(translation: Translation, key: str) -> None:
+    if not translation.switch(key):
+        translation.needless(key, "it is off, and so it is here")
+        return
+    is_exact = (translation.number("pissa_iter") or 16) < 0
+    translation.set(key, "lora_config.init_lora_weights", "pissa" if is_exact else "pissa_niter_16")
+
+
 def _finish(translation: Translation) -> None:
     if translation.trains_adapter:
         translation.default("use_peft", "True")
@@ -231,6 +239,7 @@ LLAMA_FACTORY = Tool(
         "predict_with_generate": values.if_on("eval_generate", "True"),
         "do_predict": values.needless("python -m tools.generate answers prompts after a run"),
         "rope_scaling": rope.kind,
+        "pissa_init": _pissa,
         "use_dft_loss": values.if_on("loss_type", "dft"),
         "fp8": values.if_on("float8", "tensorwise"),
         "image_max_pixels": values.to("max_pixels"),

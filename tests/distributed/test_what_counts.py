@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import peft
 import pytest
 import torch
 import torch.nn.functional as F
@@ -27,9 +28,17 @@ def noise(ids: torch.Tensor, size: int, step: int) -> torch.Tensor:
     return noise_of(rows_of(ids, None, None, ALPHA, draw_of(SEED, step)), size, torch.float32)
 
 
+def adapter(init: Any) -> peft.LoraConfig:
+    return peft.LoraConfig(target_modules=["q_proj", "v_proj"], lora_alpha=32, init_lora_weights=init)
+
+
 ALPHA = 5.0
 CHANGES: dict[str, dict[str, Any]] = {
     "--loss_type dft": {"loss_of": dft},
+    "--init_lora_weights pissa --use_peft": {"adapter": adapter("pissa")},
+    "--init_lora_weights olora --use_peft": {"adapter": adapter("olora")},
+    "--init_lora_weights orthogonal --use_peft --lora_dropout 0": {"adapter": adapter("orthogonal")},
+    "--lr_ratio 4 --use_peft --lora_dropout 0": {"adapter": adapter(True), "lr_ratio": 4.0},
     f"--neftune_noise_alpha {ALPHA:g}": {"noise_of": noise},
 }
 
