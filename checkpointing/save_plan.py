@@ -90,7 +90,7 @@ def planned_bytes(model: nn.Module, train: TrainConfig, fsdp: FsdpConfig, *, loc
     def size(tensor: torch.Tensor) -> int:
         return local_tensor(tensor).nbytes if local else tensor.numel() * tensor.element_size()
 
-    trained = [parameter.detach() for parameter in model.parameters() if parameter.requires_grad]
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     states = sum(state_bytes(parameter, train, fsdp, local=local) for parameter in trained)
     return sum(map(size, model_tensors(model).values())) + states
 

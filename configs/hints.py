@@ -50,6 +50,7 @@ _NAMES: dict[str, str] = {
     "--optimizer AdamW8bit": "use_8bit_adam use_8bit_optimizer",
     "--optimizer anyprecision with --use_kahan_summation": "kahan_sum",
     "--decay_norms_and_biases False": "no_decay",
+    "--optimizer Muon": "use_muon",
     "--loss_type dft": "use_dft_loss",
     "--loss_type dpo|simpo|orpo, with --dataset preference_dataset": "stage rl pref_loss rl_type rlhf_type",
     "--init_lora_weights pissa or pissa_niter_16": "pissa_init",

@@ -15,6 +15,7 @@ _STEPS_ON_HOST = (
 )
 _IN_8_BITS = _STEPS_ON_HOST.format("give --optimizer PagedAdamW8bit instead of this")
 _PAGED = _STEPS_ON_HOST.format("leave this out")
+_WHOLE = "Muon makes whole matrices orthogonal, by products that a CPU takes minutes for; leave one of them out"
 
 
 @dataclass(frozen=True)
@@ -68,6 +69,12 @@ OPTIMIZERS: dict[str, ListedOptimizer] = {
         settings=_BETAS,
         conflicts={"fsdp_cpu_offload": _PAGED, "optimizer_cpu_offload": _PAGED},
         spellings=("paged_adamw_8bit", "paged_adamw8bit"),
+    ),
+    "Muon": ListedOptimizer(
+        "orthogonal updates of the matrices of layers, and AdamW for the rest",
+        settings=("momentum", *_BETAS),
+        momentum=0.95,
+        conflicts={"fsdp_cpu_offload": _WHOLE, "optimizer_cpu_offload": _WHOLE},
     ),
     "Adafactor": ListedOptimizer(
         "almost no states, and lr relative to the weights",

@@ -152,7 +152,7 @@ _MISSING_REASONS: dict[str, str] = {
         "use_galore galore_layerwise galore_target galore_rank galore_update_interval galore_scale use_apollo "
         "apollo_layerwise apollo_target apollo_rank apollo_update_interval apollo_scale apollo_scale_type use_badam "
         "badam_mode badam_switch_mode badam_switch_interval badam_start_block badam_update_ratio badam_mask_mode "
-        "badam_verbose use_adam_mini use_muon optim_target_modules lisa_n_layers lisa_step_interval "
+        "badam_verbose use_adam_mini optim_target_modules lisa_n_layers lisa_step_interval "
         "lisa_layers_attribute"
     ),
     "any better evaluation counts (--early_stopping_patience)": "early_stopping_threshold",

@@ -1,4 +1,4 @@
-"""Counts the weights of a model. A packed parameter has fewer elements than weights."""
+"""Counts the weights of a model, of which a packed parameter has fewer elements; and tells those of its vocabulary."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import nn
+from transformers import PreTrainedModel
 
 
 class Counted(NamedTuple):
@@ -42,3 +43,30 @@ def count_weights(model: nn.Module) -> Iterator[Counted]:
                 yield Counted(parameter, packed[name].plain_shape, str(packed[name].stored_as))
             else:
                 yield Counted(parameter, parameter.shape, str(parameter.dtype).removeprefix("torch."))
+
+
+_OF_VOCABULARY = "is_of_vocabulary"  # an attribute of a parameter; whoever replaces parameters marks them again
+
+
+def mark_vocabulary(model: nn.Module) -> None:
+    """Mark the parameters that have a row for each token or position: embeddings, heads, and single rows of them."""
+    for module in model.modules():
+        own: list[Any] = [module.weight] if isinstance(module, nn.Embedding) else []
+        if isinstance(module, PreTrainedModel) and (head := module.get_output_embeddings()) is not None:
+            own.append(head.weight)
+        for parameter in own:
+            setattr(parameter, _OF_VOCABULARY, True)
+    for name, parameter in model.named_parameters():
+        if "trainable_tokens_" in name:  # peft's rows of new tokens
+            setattr(parameter, _OF_VOCABULARY, True)
+
+
+def is_of_vocabulary(parameter: torch.Tensor) -> bool:
+    """Whether `mark_vocabulary` has marked it."""
+    return getattr(parameter, _OF_VOCABULARY, False)
+
+
+def keep_mark(part: torch.Tensor, whole: torch.Tensor) -> torch.Tensor:
+    """The part, marked like the parameter that it is a part of."""
+    setattr(part, _OF_VOCABULARY, is_of_vocabulary(whole))
+    return part

@@ -46,6 +46,7 @@ OTHERS: tuple[tuple[dict[str, str], ...], ...] = (
         {"--optimizer": "AdamW8bit"},
         {"--optimizer": "anyprecision", "--use_kahan_summation": "True"},
         {"--optimizer": "adafactor"},
+        {"--optimizer": "muon"},
         {"--optimizer_cpu_offload": "True"},
     ),
     (

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from utils.parameters import packed_weights
+from utils.parameters import keep_mark, packed_weights
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,8 @@ def local_parts(model: nn.Module, num_shards: int) -> Iterator[torch.Tensor]:
     for parameter in model.parameters():
         if parameter.requires_grad:
             rows = -(-parameter.shape[0] // num_shards) if parameter.dim() else 1
-            yield torch.empty((rows, *parameter.shape[1:]), dtype=parameter.dtype, device="meta")
+            part = torch.empty((rows, *parameter.shape[1:]), dtype=parameter.dtype, device="meta")
+            yield keep_mark(part, parameter)
 
 
 def add_statistics(model: nn.Module) -> None:

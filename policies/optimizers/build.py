@@ -20,6 +20,7 @@ from policies.optimizers.offload import CPUOffloadOptimizer
 from policies.sharding import unwrap
 from utils.errors import ConfigError
 from utils.local_tensors import local_tensor
+from utils.parameters import mark_vocabulary
 
 SAMPLE = 1 << 16  # weights of each tensor that `_rounded_updates_note` looks at
 
@@ -45,10 +46,12 @@ def build_optimizer(
         ConfigError: if nothing is trainable, or if the optimizer needs bitsandbytes and it is missing.
     """
     kind = kind_of(fsdp.optimizer)
+    mark_vocabulary(model)  # again: sharding has replaced the parameters
     groups = parameter_groups(
         model,
         decay_norms_and_biases=train.decay_norms_and_biases,
         lr_of_b=train.lr * lr_ratio if lr_ratio != 1 else None,
+        options_of=kind.options_of,
     )
     build: Callable[[Groups], Optimizer] = partial(kind.build, train=train, fsdp=fsdp)
     is_early = steps_early(train, scales_loss=scales_loss)
@@ -84,27 +87,34 @@ def state_bytes(parameter: torch.Tensor, train: TrainConfig, fsdp: FsdpConfig, *
     return kind_of(fsdp.optimizer).state_bytes(parameter, shape, train, fsdp)
 
 
-def parameter_groups(model: nn.Module, *, decay_norms_and_biases: bool, lr_of_b: float | None = None) -> Groups:
+def parameter_groups(
+    model: nn.Module,
+    *,
+    decay_norms_and_biases: bool,
+    lr_of_b: float | None = None,
+    options_of: Callable[[nn.Parameter], dict[str, Any]] = lambda parameter: {},
+) -> Groups:
     """The trainable parameters, those with the same options in one group; the first has the run's learning rate.
 
     Args:
         decay_norms_and_biases: if not, parameters of one dimension have no weight decay.
         lr_of_b: the learning rate of LoRA's matrices B; None: that of the others.
+        options_of: what the optimizer sets apart (`policies.optimizers.kind.OptimizerKind`).
 
     Raises:
         ConfigError: if nothing is trainable.
     """
-    groups: dict[tuple[bool, bool], dict[str, Any]] = {}
+    groups: dict[tuple[tuple[str, Any], ...], list[nn.Parameter]] = {}
     for name, parameter in model.named_parameters():
-        if not parameter.requires_grad:
-            continue
-        is_b, decays = lr_of_b is not None and ".lora_B." in name, decay_norms_and_biases or parameter.dim() >= 2
-        options: dict[str, Any] = {"lr": lr_of_b} if is_b else {}
-        options |= {} if decays else {"weight_decay": 0.0}
-        groups.setdefault((is_b, not decays), {"params": [], **options})["params"].append(parameter)
+        if parameter.requires_grad:
+            options = options_of(parameter)
+            options |= {"weight_decay": 0.0} if parameter.dim() < 2 and not decay_norms_and_biases else {}
+            options |= {"lr": lr_of_b} if lr_of_b is not None and ".lora_B." in name else {}
+            groups.setdefault(tuple(sorted(options.items())), []).append(parameter)
     if not groups:
         raise ConfigError("--use_peft: nothing is trainable in this model; check the adapter or the frozen layers")
-    return [groups[key] for key in sorted(groups)]
+    order = sorted(groups, key=lambda options: ("lr" in dict(options), "weight_decay" in dict(options)))
+    return [{"params": groups[options], **dict(options)} for options in order]
 
 
 def optimizer_notes(model: nn.Module, lr: float, fsdp: FsdpConfig) -> list[str]:

@@ -55,6 +55,10 @@ class OptimizerKind(ABC):
             shape: of the part of it whose states are counted.
         """
 
+    def options_of(self, parameter: torch.Tensor) -> dict[str, Any]:
+        """The options of the group that this parameter belongs to, for an optimizer that does not treat all alike."""
+        return {}
+
     def has_states_of(self, other: OptimizerKind) -> bool:
         """Whether the other one keeps the same states, so that it can go on with the other's checkpoints."""
         return type(self) is type(other)

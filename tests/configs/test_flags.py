@@ -116,7 +116,7 @@ def test_documented_settings_have_their_documented_defaults(name, default):
     ("name", "allowed"),
     [
         ("batching_strategy", ["packing", "padding"]),
-        ("fsdp_config.optimizer", ["AdamW", "SGD", "anyprecision", "AdamW8bit", "PagedAdamW8bit", "Adafactor"]),
+        ("fsdp_config.optimizer", ["AdamW", "SGD", "anyprecision", "AdamW8bit", "PagedAdamW8bit", "Muon", "Adafactor"]),
         ("scheduler", ["step", "cosine", "linear", "constant"]),
         ("sharding_strategy", ["FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD"]),
         ("checkpoint_type", ["SHARDED_STATE_DICT"]),

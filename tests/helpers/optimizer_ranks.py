@@ -26,6 +26,7 @@ OPTIMIZERS = {
     "anyprecision": ["--optimizer", "anyprecision", "--use_kahan_summation"],
     "AdamW8bit": ["--optimizer", "AdamW8bit"],
     "Adafactor": ["--optimizer", "Adafactor"],
+    "Muon": ["--optimizer", "Muon"],
 }
 MESHES = {"FULL_SHARD": (1, 2), "copies": (2, 1)}
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}

@@ -240,6 +240,7 @@ LLAMA_FACTORY = Tool(
         "do_predict": values.needless("python -m tools.generate answers prompts after a run"),
         "rope_scaling": rope.kind,
         "pissa_init": _pissa,
+        "use_muon": values.if_on("optimizer", "Muon"),
         "use_dft_loss": values.if_on("loss_type", "dft"),
         "fp8": values.if_on("float8", "tensorwise"),
         "image_max_pixels": values.to("max_pixels"),

@@ -45,6 +45,7 @@ OPTIMIZERS = {
     "anyprecision, fp32": ["--optimizer", "anyprecision", "--momentum_dtype", "fp32", "--variance_dtype", "fp32"],
     "AdamW8bit": ["--optimizer", "AdamW8bit"],
     "Adafactor": ["--optimizer", "Adafactor"],
+    "Muon": ["--optimizer", "Muon"],
 }
 SHAPES = [(6, 7), (1, 9), (5,), (3, 4, 6), (16, 256), (1, 4096), (4, 2, 512)]
 

@@ -27,6 +27,8 @@ BEGINNINGS = {
         ("axolotl", "peft_init_lora_weights: olora", "lora_config.init_lora_weights", "olora"),
         ("axolotl", "loraplus_lr_ratio: 16", "lora_config.lr_ratio", 16.0),
         ("llamafactory", "loraplus_lr_ratio: 16", "lora_config.lr_ratio", 16.0),
+        ("llamafactory", "use_muon: true", "fsdp_config.optimizer", "Muon"),
+        ("axolotl", "optimizer: muon", "fsdp_config.optimizer", "Muon"),
         ("trl", "neftune_noise_alpha: 5", "train_config.neftune_noise_alpha", 5.0),
         ("llamafactory", "neftune_noise_alpha: 5", "train_config.neftune_noise_alpha", 5.0),
         ("axolotl", "noisy_embedding_alpha: 5", "train_config.neftune_noise_alpha", 5.0),
