@@ -24,6 +24,8 @@ def check_data(config: RunConfig) -> None:
     _check_images(config)
     for name, dataset in config.dataset_configs.items():
         dataset.check(f"--{name}")
+        if dataset.weight_column is not None and (dataset.HAS_IMAGES or name == "preference_dataset"):
+            raise ConfigError(f"--{name}.weight_column: rows of texts alone have weights, not these; leave it out")
     _check_tokens(config)
     _check_template(config)
     _check_mix(config)

@@ -35,6 +35,7 @@ QUOTING = (
     "quotes in .csv and .tsv files: auto refuses what could be stray ones; double: a cell in quotes may go over lines; "
     "none: they are text"
 )
+WEIGHT = "column with a number of at least 0 that each row's loss is multiplied by in training"
 FORMS = "a file, a glob, several as a,b, a folder, a save_to_disk folder, or OWNER/NAME on the hub"
 
 
@@ -68,6 +69,7 @@ class DataSource:
     learn_empty_answers: bool = setting(False, EMPTY)
     split_special_tokens: bool = setting(True, SPECIAL)
     quoting: Literal["auto", "double", "none"] = setting("auto", QUOTING)
+    weight_column: str | None = setting(None, WEIGHT)
 
     @property
     def adds_start_token(self) -> bool | None:

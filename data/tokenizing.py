@@ -28,6 +28,7 @@ from data.files.contents import contents_of
 from data.files.row_stream import RowStream
 from data.files.table_rows import Batch, read_rows
 from data.forked_work import in_processes, num_processes
+from data.sequences.token_columns import SAMPLE_WEIGHT
 from data.sequences.tokenized import COUNT_COLUMNS
 from data.splits.examples import SplitExamples
 from data.streaming.tokenized_stream import UNREAD_KEYS, TokenizedStream
@@ -92,6 +93,9 @@ def tokenize_split(
             f"{examples.flag}: a chat template writes prompt and answer as one text, and an encoder-decoder reads them "
             "apart; give prompts and completions (--dataset instruction_dataset)"
         )
+    if with_images and examples.weight_column is not None:
+        flag = f"{examples.flag.rpartition('.')[0]}.weight_column"
+        raise ConfigError(f"{flag}: rows of texts alone have weights, not those with images; leave it out")
     special = SpecialTokens.of(tokenizer)
     tokenize = _Tokenize(replace(examples, data=None), to_spans, tokenizer, encode, by_template, special, with_images)
     examples.refuse_absent(examples.text_columns)
@@ -103,6 +107,7 @@ def tokenize_split(
     int32_lists = datasets.List(datasets.Value("int32"))
     counts = dict.fromkeys(COUNT_COLUMNS, datasets.Value("int32"))
     columns = dict.fromkeys(_LISTS[: 5 if with_images else 3 if by_template else 2], int32_lists) | counts
+    columns |= {} if examples.weight_column is None else {SAMPLE_WEIGHT: datasets.Value("float32")}
     columns |= {UNREAD_KEYS: datasets.List(datasets.Value("string"))} if by_template else {}
     work = f"tokenizing {plural(len(examples.data), 'example')} of {examples.place}"
     parts = _parts(len(examples.data), by_template=by_template)
@@ -145,11 +150,11 @@ class _Tokenize:
     speaks: bool = False  # also if other processes show progress: of a stream that they share
 
     def __call__(self, batch: Batch, indices: Sequence[int]) -> dict[str, list[Any]]:
-        examples = list(self._spans(batch, indices))
-        if not self.by_template:
-            return self._texts(examples)
-        columns = self._conversations(examples)
-        return columns | self._images(examples, indices) if self.with_images else columns
+        weights: list[float] = []
+        examples = list(self._spans(batch, indices, weights))
+        columns = self._conversations(examples) if self.by_template else self._texts(examples)
+        columns |= self._images(examples, indices) if self.with_images else {}
+        return columns if self.examples.weight_column is None else columns | {SAMPLE_WEIGHT: weights}
 
     def _texts(self, examples: list[Any]) -> dict[str, list[Any]]:
         num_empty_answers = [0] * len(examples)
@@ -213,18 +218,21 @@ class _Tokenize:
         counts = {"num_empty_answers": num_empty_answers, "num_special_as_text": [int(found) for found in spelled]}
         return counts | {way: [int(way == used) for used in ways] for way in MaskWay}
 
-    def _spans(self, batch: Batch, indices: Sequence[int]) -> Iterator[Any]:
-        """The text of each example; None for one that is left out."""
+    def _spans(self, batch: Batch, indices: Sequence[int], weights: list[float]) -> Iterator[Any]:
+        """The text of each example; None for one that is left out. Their weights are added to `weights`."""
         refusals, marks = [], self.examples.splits_special_tokens and not self.by_template
         for index, example in zip(indices, self.examples.rows_of(batch), strict=True):
             try:
                 if isinstance(example, BadExample):
                     raise example
                 example = self.examples.with_text(example)
-                yield self.to_spans(self.special.as_text(example) if marks else example)
+                weight = self.examples.take_weight(example)
+                spans = self.to_spans(self.special.as_text(example) if marks else example)
             except BadExample as error:
                 refusals.append(self.examples.refusal(index, error))
-                yield None
+                weight, spans = 1.0, None
+            weights.append(weight)
+            yield spans
         if refusals and (self.speaks or shows_progress()):
             more = f" (and {len(refusals) - 1} more of {len(indices):,} rows)" if len(refusals) > 1 else ""
             print_line(f"left out: {refusals[0]}{more}")
@@ -260,7 +268,7 @@ def _as_table(columns: Mapping[str, list[Any]]) -> pa.Table:
         elif name == UNREAD_KEYS:
             arrays[name] = pa.array(values, pa.list_(pa.string()))
         else:
-            arrays[name] = pa.array(values, pa.int32())
+            arrays[name] = pa.array(values, pa.float32() if name == SAMPLE_WEIGHT else pa.int32())
     return pa.table(arrays)
 
 
@@ -277,7 +285,7 @@ def _cache_key(
         examples.data._fingerprint,
         repr(examples.data.features),
         [examples.columns, examples.text_columns, examples.learned_columns, examples.skips_bad_rows],
-        [examples.learns_empty_answers, examples.splits_special_tokens, examples.masks_prompts],
+        [examples.learns_empty_answers, examples.splits_special_tokens, examples.masks_prompts, examples.weight_column],
         tokenizer_key(tokenizer),
         repr([encode, by_template]),
         _date_in_template(tokenizer) if by_template else None,

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from data.sequences.prepared_rows import PREPARED_COLUMNS, refusal_of_mask, unknown_mask
+from data.sequences.token_columns import SAMPLE_WEIGHT, TOKEN_COLUMNS
 from data.sequences.token_lists import whole_numbers, zeros_and_ones
 from data.splits.examples import SplitExamples
 from data.splits.reading import load_split
@@ -26,7 +27,7 @@ def get_tokenized_dataset(
     dataset_config: Any, tokenizer: Any, split: str, split_slice: str | None = None, encode: Encode = ONE_TEXT
 ) -> Any:
     """The rows as they are, with arrays for lists; whoever makes sequences of them compares lengths and vocabulary."""
-    others = (*COLUMNS, *PREPARED_COLUMNS)
+    others = (*COLUMNS, *PREPARED_COLUMNS, *TOKEN_COLUMNS)
     examples = load_split("custom_dataset", dataset_config, split, split_slice, other_columns=others)
     if "input_ids" not in examples.columns:
         raise ConfigError(
@@ -62,7 +63,10 @@ class TokenizedRows:
     def _read(self, row: Mapping[str, Any] | BadExample) -> Mapping[str, Any]:
         if isinstance(row, BadExample):
             raise row
-        known = {name: value for name, value in self.examples.with_text(row).items() if value is not None}
+        row = self.examples.with_text(row)
+        if self.examples.weight_column is not None:
+            row[SAMPLE_WEIGHT] = self.examples.take_weight(row)
+        known = {name: value for name, value in row.items() if value is not None}
         has_labels = "labels" in self.examples.columns
         for name in ("input_ids", *(["labels"] if has_labels else [])):
             if not isinstance(known.get(name), Sequence) or isinstance(known[name], str):

@@ -31,6 +31,7 @@ from ranks.context_group import ContextGroup
 from ranks.environment import Environment
 from utils.errors import ConfigError
 from utils.model_parts import has_vision, qformer_part
+from utils.parameters import mark_vocabulary
 
 
 class Policies(NamedTuple):
@@ -94,6 +95,7 @@ def adapt_model(
         task.compute_logits,
         label_smoothing=train.label_smoothing,
         by_probability=train.loss_type == "dft",
+        teacher_weight=train.teacher_weight,
         cross_entropy=cross_entropy,
     )
     # Found now: sharding renames their classes.
@@ -136,6 +138,7 @@ def adapt_model(
     if train.compile and compiled_loss is None:
         norms = find_outer_norms(base, layers)
         compile_layers(layers, norms, widths_vary=train.batching_strategy == "padding", fallback=fallback)
+    mark_vocabulary(wrapped)
     return Adapted(wrapped, base, units, layers, routers, notes)
 
 

@@ -13,6 +13,7 @@ from configs.run import RunConfig
 from data.pipeline import RunData, load_data
 from data.processors.tokenizer_loading import num_rows_needed, special_ids, tokenizer_of
 from data.sequences.ends import begins_with, end_ids
+from data.sequences.token_columns import TEACHER, TEACHER_IDS, WEIGHTS, TokenArrays
 from data.tokens.encoding import OneText
 from policies.loading import build_model
 from ranks.environment import Environment, print_rank_zero
@@ -24,6 +25,7 @@ from resolving.enough_steps import with_enough_steps
 from resolving.lengths import num_positions
 from resolving.resolved import Resolved, resolve
 from resolving.sizes import check_batch_sizes
+from utils.errors import ConfigError
 from utils.processor_type import Processor
 
 if TYPE_CHECKING:
@@ -91,7 +93,7 @@ def read_inputs(config: RunConfig, env: Environment, checkpoint: Checkpoint | No
     config = resolved.config
     generation = _generation_of(resolved, data, processor, vocab_size, env)
     notes = [*resolved.notes, *data.notes, *data.epoch_notes(resolved.batches)]
-    notes += template_notes(config, tokenizer_of(processor))
+    notes += [*template_notes(config, tokenizer_of(processor)), *column_notes(config, data.train.of_tokens)]
     print_rank_zero(env, *config.notes, *notes, *(generation.notes if generation else ()))
     width = replace(resolved.widths[0], limit=resolved.began_with.packed_length or resolved.context_length)
     return Inputs(
@@ -138,6 +140,28 @@ def template_notes(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> lis
         for name, flags in flags_of.items()
         if flags is not None
     ]
+
+
+def column_notes(config: RunConfig, of_tokens: TokenArrays) -> list[str]:
+    """Lines on weights and a teacher in the training data.
+
+    Raises:
+        ConfigError: if a teacher was asked for, and there is none.
+    """
+    notes, share = [], config.train_config.teacher_weight
+    if (weights := of_tokens.get(WEIGHTS)) is not None:
+        notes.append(f"weights: the loss of each token is multiplied by its own, {weights.mean():.3g} on average")
+    if (ids := of_tokens.get(TEACHER_IDS)) is not None:
+        notes.append(
+            f"teacher: {share:g} of the loss is the divergence from its {ids.shape[1]} likeliest tokens "
+            "(--teacher_weight)"
+        )
+    elif config.was_given("train_config.teacher_weight") and share:
+        raise ConfigError(
+            f"--teacher_weight: the training data has no {' and '.join(TEACHER)}; write them with "
+            "python -m tools.teacher_logprobs, or leave this out"
+        )
+    return notes
 
 
 def check_targets(resolved: Resolved) -> None:

@@ -11,7 +11,8 @@ import torch
 from data.batches.counts import causal_pairs
 from data.batches.packing import Offsets
 from data.batches.padding import EXACT, PaddedWidth, batch_lengths, batch_width
-from data.sequences.tokenized import Row
+from data.sequences.token_columns import TEACHER_IDS, TEACHER_LOGPROBS, WEIGHTS, end_to_end
+from data.sequences.tokenized import Row, TokenSequence
 from data.tokens.labels import IGNORE_INDEX, next_tokens_to_predict
 from tasks.micro_batch import TensorBatch, meta_ids
 
@@ -33,6 +34,9 @@ class CausalMicroBatch(TensorBatch):
     cu_seqlens: torch.Tensor | None = None  # int32 [sequences + 1] in the flattened [batch x seq]
     max_seqlen: int = 0  # tokens of the longest sequence; 0 without offsets
     row_lengths: torch.Tensor | None = None  # int64 [batch], tokens of each row, without padding; None: all of it
+    target_weights: torch.Tensor | None = None  # fp32 [n]; None: all are 1
+    teacher_ids: torch.Tensor | None = None  # int64 [n, k]; None: no teacher
+    teacher_logprobs: torch.Tensor | None = None  # fp32 [n, k]
 
     @property
     def text_ids(self) -> torch.Tensor:
@@ -82,6 +86,7 @@ class Collator:
         needs_offsets = self.offsets == "all" or (self.offsets == "shared" and len(sequences) > len(rows))
         offsets = _cu_seqlens(position_ids) if needs_offsets else None
         target_positions, predicted = next_tokens_to_predict(torch.from_numpy(labels))
+        of_targets = _of_targets(sequences, is_token[: len(rows)], target_positions.numpy())
         return CausalMicroBatch(
             input_ids=torch.from_numpy(input_ids),
             labels=torch.from_numpy(labels),
@@ -96,12 +101,30 @@ class Collator:
             cu_seqlens=None if offsets is None else torch.from_numpy(offsets),
             max_seqlen=0 if offsets is None else int(np.diff(offsets).max()),
             row_lengths=torch.from_numpy(row_lengths),
+            target_weights=of_targets.get(WEIGHTS),
+            teacher_ids=of_targets.get(TEACHER_IDS),
+            teacher_logprobs=of_targets.get(TEACHER_LOGPROBS),
         )
 
     @property
     def _has_mask(self) -> bool:
         # Attention by offsets needs none for padded rows either (docs/decisions.md, Compute).
         return not self.packing and self.offsets == "none"
+
+
+def _of_targets(
+    sequences: list[TokenSequence], is_token: np.ndarray, target_positions: np.ndarray
+) -> dict[str, torch.Tensor]:
+    """The arrays of the sequences at the label tokens, which stand one place behind the positions that predict them."""
+    if not any(sequence.of_tokens for sequence in sequences):
+        return {}
+    found = end_to_end([sequence.of_tokens for sequence in sequences], [len(s.input_ids) for s in sequences])
+    places = np.cumsum(is_token.reshape(-1)) - 1  # of each position of the batch among the tokens
+    wanted = np.minimum(target_positions + 1, len(places) - 1)
+    return {
+        name: torch.from_numpy(values[places[wanted]].astype(np.int64 if name == TEACHER_IDS else np.float32))
+        for name, values in found.items()
+    }
 
 
 def _cu_seqlens(position_ids: np.ndarray) -> np.ndarray:

@@ -29,6 +29,11 @@ class TensorBatch:
     # Asked for by mixtures of experts alone, and no encoder-decoder that trains is one.
     row_lengths: torch.Tensor | None = None
 
+    # Of causal models alone.
+    target_weights: torch.Tensor | None = None
+    teacher_ids: torch.Tensor | None = None
+    teacher_logprobs: torch.Tensor | None = None
+
     num_label_tokens: int
 
     @property

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from data.sequences.token_columns import OF_TARGETS
 from data.tokens.labels import IGNORE_INDEX
 from ranks.context_group import ContextGroup
 from tasks.causal_batches import CausalMicroBatch
@@ -49,6 +50,10 @@ def share_of(batch: CausalMicroBatch, group: ContextGroup) -> CausalMicroBatch:
     row, place = batch.target_positions[is_mine] // width, batch.target_positions[is_mine] % width
     target_positions, targets = row * length + place - start, batch.targets[is_mine]
     num_label_tokens = targets.numel()
+    chosen = is_mine if num_label_tokens else torch.arange(len(is_mine)) < 1
+    of_targets: dict[str, Any] = {
+        name: None if (value := getattr(batch, name)) is None else value[chosen] for name in OF_TARGETS
+    }
     if not num_label_tokens:
         target_positions, targets = torch.zeros(1, dtype=torch.int64), torch.full((1,), IGNORE_INDEX)
     row_lengths = (batch.row_lengths - start).clamp(0, length)
@@ -64,4 +69,5 @@ def share_of(batch: CausalMicroBatch, group: ContextGroup) -> CausalMicroBatch:
         num_label_tokens=num_label_tokens,
         num_attended_pairs=pairs + (group.rank < rest),
         row_lengths=row_lengths,
+        **of_targets,
     )

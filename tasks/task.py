@@ -24,6 +24,7 @@ from data.batches.padding import PaddedWidth
 from data.batches.step_loader import Unreadable
 from data.processors.tokenizer_loading import load_tokenizer
 from data.sequences.reading import Reading
+from data.sequences.token_columns import OF_TARGETS
 from data.sequences.tokenized import TokenSequence
 from data.tokens.labels import IGNORE_INDEX
 from ranks.collectives import sum_on_host
@@ -76,6 +77,18 @@ class MicroBatch(Protocol):
     @property
     def target_positions(self) -> torch.Tensor:
         """int64 [n], the positions of the flattened [batch x seq] that predict them, in order."""
+
+    @property
+    def target_weights(self) -> torch.Tensor | None:
+        """fp32 [n], what the loss of each label token is multiplied by in training; None: 1."""
+
+    @property
+    def teacher_ids(self) -> torch.Tensor | None:
+        """int64 [n, k], the tokens that a teacher held most likely at each label token's place; None: no teacher."""
+
+    @property
+    def teacher_logprobs(self) -> torch.Tensor | None:
+        """fp32 [n, k], the logarithms of their probabilities."""
 
     @property
     def text_ids(self) -> torch.Tensor:
@@ -270,6 +283,7 @@ class Task(ABC, Generic[Batch]):
 
     def _loss(self, model: nn.Module, batch: Batch, **given: Any) -> torch.Tensor:
         targets = {"targets": batch.targets, "target_positions": batch.target_positions}
+        targets |= {name: value for name in OF_TARGETS if (value := getattr(batch, name)) is not None}
         # With a cache, attention would cross the sequences of a packed row.
         return model(**self.model_inputs(batch), **targets, use_cache=False, **given)
 
@@ -281,7 +295,8 @@ class Task(ABC, Generic[Batch]):
         places = np.flatnonzero(sequence.labels != IGNORE_INDEX)[-num_labels:]
         part = slice(max(0, int(places[-1]) + 1 - num_tokens), int(places[-1]) + 1)
         labels = np.where(np.arange(len(sequence.labels)) < places[0], IGNORE_INDEX, sequence.labels)
-        return sequence._replace(input_ids=sequence.input_ids[part], labels=labels[part].astype(np.int32))
+        shorter = sequence._replace(input_ids=sequence.input_ids[part], labels=labels[part].astype(np.int32))
+        return shorter.with_columns({name: values[part] for name, values in sequence.of_tokens.items()})
 
     # Plans
 

@@ -147,6 +147,13 @@ class ModelSettings:
         minimum=0,
         exclusive_maximum=1,
     )
+    teacher_weight: float = setting(
+        0.5,
+        "share of the loss that is the divergence from a teacher, if rows have teacher_ids and teacher_logprobs "
+        "(tools.teacher_logprobs); the rest is that of loss_type; 0: the teacher is ignored",
+        minimum=0,
+        maximum=1,
+    )
     neftune_noise_alpha: float = setting(
         0.0,
         "add noise to embeddings in training: up to this / sqrt(a sequence's tokens x the embedding's size), often 5 "

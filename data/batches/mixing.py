@@ -14,7 +14,9 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 
 from data.batches.draws import Draws
+from data.sequences.token_columns import end_to_end
 from data.sequences.tokenized import Sequences
+from data.tokens.spans import BadExample
 from utils.errors import ConfigError
 from utils.wording import plural
 
@@ -115,9 +117,17 @@ def join_sequences(parts: Sequence[Sequences]) -> Sequences:
         label_offsets=_join_offsets([part.label_offsets for part in parts]) if has_targets else offsets,
         source_rows=np.concatenate([part.source_rows + global_row(i, 0) for i, part in enumerate(parts)]),
         length_flags=parts[0].length_flags,
+        of_tokens=_join_arrays(parts),
         **{name: sum(getattr(part, name) for part in parts) for name in counts},
         **parts[0].more_of_joined(parts),
     )
+
+
+def _join_arrays(parts: Sequence[Sequences]) -> dict[str, np.ndarray]:
+    try:
+        return end_to_end([part.of_tokens for part in parts], [len(part.input_ids) for part in parts])
+    except BadExample as error:
+        raise ConfigError(f"--dataset: of the datasets in a mix, {error}") from error
 
 
 def _join_offsets(parts: Sequence[np.ndarray]) -> np.ndarray:

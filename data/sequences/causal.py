@@ -93,10 +93,11 @@ def cut_and_kept(
     is_part = np.isin(lacking, whole[kept])  # of a sequence of which other parts are kept
     lengths_kept = (ends - starts)[kept]
     num_tokens_cut = int((lengths[kept] - lengths_kept).sum())
-    input_ids, labels = flat.input_ids, flat.labels.copy()
+    input_ids, labels, of_tokens = flat.input_ids, flat.labels.copy(), dict(flat.of_tokens)
     if len(labels) != lengths_kept.sum():
         is_token_kept = _covered(starts[kept], ends[kept], len(labels))
         input_ids, labels = input_ids[is_token_kept], labels[is_token_kept]
+        of_tokens = {name: values[is_token_kept] for name, values in of_tokens.items()}
     offsets = np.concatenate([[0], np.cumsum(lengths_kept)]).astype(np.int64)
     labels[offsets[:-1]] = IGNORE_INDEX  # nothing precedes a first token
     cut = Sequences(
@@ -113,6 +114,7 @@ def cut_and_kept(
         num_parts=num_parts,
         num_parts_without_label=int(is_part.sum()),
         num_empty=int(is_empty.sum()),
+        of_tokens=of_tokens,
         **{name: getattr(flat, name) for name in COUNT_COLUMNS},
         num_misplaced_labels=int(((labels != IGNORE_INDEX) & (labels != input_ids)).sum()),
     )
@@ -146,6 +148,9 @@ def split_sequences(flat: Sequences, context_length: int) -> tuple[Sequences, np
         offsets=offsets,
         label_offsets=offsets,
         source_rows=flat.source_rows[whole],
+        of_tokens={
+            name: np.insert(values, seams + 1, values[seams], axis=0) for name, values in flat.of_tokens.items()
+        },
     )
     return parts, whole
 

@@ -6,7 +6,7 @@ keep the number of their row.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import datasets
@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from data.sequences.prepared_rows import is_prepared, plain_row
+from data.sequences.token_columns import SAMPLE_WEIGHT, TEACHER, WEIGHTS, TokenArrays, end_to_end, token_arrays
 from data.sequences.token_lists import LIMITS, whole_numbers, zeros_and_ones
 from data.sequences.tokenized import COUNT_COLUMNS, Sequences
 from data.tokens.spans import BadExample
@@ -37,12 +38,15 @@ def flatten(rows: Iterable[Mapping[str, Any]], name: str, first_row: int = 0) ->
         flat = flatten_columns(rows, first_row)
         if flat is not None:
             return flat
-    input_ids, labels, lengths, numbers, counts = [], [], [], [], dict.fromkeys(COUNT_COLUMNS, 0)
+    input_ids, labels, more = list[np.ndarray](), list[np.ndarray](), list[TokenArrays]()
+    lengths, numbers, counts = list[int](), list[int](), dict.fromkeys(COUNT_COLUMNS, 0)
     for index, row in enumerate(rows, first_row):
         try:
-            ids, targets, samples = _read_row(row)
+            ids, targets, samples, arrays = _read_row(row)
+            end_to_end([*more[:1], arrays], [len(part) for part in (*input_ids[:1], ids)])
         except BadExample as error:
             raise ConfigError(f"dataset ({name}), row {index + 1}: {error}") from error
+        more.append(arrays)
         input_ids.append(ids)
         labels.append(targets)
         lengths.extend(samples)
@@ -50,7 +54,7 @@ def flatten(rows: Iterable[Mapping[str, Any]], name: str, first_row: int = 0) ->
         for column in COUNT_COLUMNS:
             counts[column] += row.get(column, 0)
     sizes = [np.array(lengths, dtype=np.int64)], [np.array(numbers, dtype=np.int64)]
-    return _end_to_end(input_ids, labels, *sizes, first_row, counts)
+    return _end_to_end(input_ids, labels, *sizes, first_row, counts, more)
 
 
 def flatten_columns(dataset: datasets.Dataset, first_row: int = 0) -> Sequences | None:
@@ -58,12 +62,18 @@ def flatten_columns(dataset: datasets.Dataset, first_row: int = 0) -> Sequences 
     names = [name for name in ("input_ids", "labels", "attention_mask") if name in dataset.format["columns"]]
     if dataset.format["type"] == "custom" or names[:2] != ["input_ids", "labels"] or is_prepared(dataset.column_names):
         return None  # a user's transform makes the rows when they are read, or a column is missing
+    if {WEIGHTS, *TEACHER} & {*dataset.format["columns"]}:
+        return None  # numbers with a fraction, or lists of lists
+    weighs = [name for name in (SAMPLE_WEIGHT,) if name in dataset.format["columns"]]
     if not all(holds_whole_numbers(dataset.data.schema.field(name).type) for name in names):
         return None
     counted = [name for name in COUNT_COLUMNS if name in dataset.format["columns"]]
     several = [name for name in ("sample_lengths",) if name in dataset.format["columns"]]
     input_ids, labels, lengths, numbers, counts = [], [], [], [], dict.fromkeys(counted, 0)
-    for table in dataset.select_columns([*names, *counted, *several]).with_format("arrow").iter(ROWS_AT_A_TIME):
+    more: list[TokenArrays] = []
+    for table in (
+        dataset.select_columns([*names, *counted, *several, *weighs]).with_format("arrow").iter(ROWS_AT_A_TIME)
+    ):
         columns = [read_column(table[name]) for name in names]
         first = columns[0]
         if first is None:
@@ -89,11 +99,16 @@ def flatten_columns(dataset: datasets.Dataset, first_row: int = 0) -> Sequences 
             if found is None or (found[0] < 0).any() or not _add_up(*found, num_tokens):
                 return None
             samples = found
+        if weighs:
+            weights = table[SAMPLE_WEIGHT].to_numpy().astype(np.float32)
+            if not np.isfinite(weights).all() or (weights < 0).any():
+                return None
+            more.append({WEIGHTS: np.repeat(weights, num_tokens)})
         lengths.append(samples[0])
         numbers.append(samples[1])
         for name in counted:
             counts[name] += int(table[name].to_numpy().sum())
-    return _end_to_end(input_ids, labels, lengths, numbers, first_row, counts)
+    return _end_to_end(input_ids, labels, lengths, numbers, first_row, counts, more)
 
 
 def _add_up(lengths: np.ndarray, numbers: np.ndarray, num_tokens: np.ndarray) -> bool:
@@ -109,12 +124,14 @@ def _end_to_end(
     numbers: list[np.ndarray],
     first_row: int,
     counts: Mapping[str, Any],
+    more: Sequence[TokenArrays],
 ) -> Sequences:
     """Parts, of which there may be none, as one; a label for every token.
 
     Args:
         lengths: tokens of each sequence.
         numbers: sequences of each row.
+        more: other arrays of the same parts; none at all if no part has one.
     """
     none = np.empty(0, dtype=np.int32)
     num_of_row = np.concatenate([*numbers, none]).astype(np.int64)
@@ -125,6 +142,7 @@ def _end_to_end(
         offsets=offsets,
         label_offsets=offsets,
         source_rows=np.repeat(np.arange(first_row, first_row + len(num_of_row)), num_of_row),
+        of_tokens=end_to_end(more, [len(ids) for ids in input_ids]) if more else {},
         **counts,
     )
 
@@ -146,7 +164,7 @@ def read_column(column: pa.ChunkedArray) -> tuple[np.ndarray, np.ndarray] | None
     return numbers.astype(np.int32), np.diff(array.offsets.to_numpy())
 
 
-def _read_row(row: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray, list[int]]:
+def _read_row(row: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray, list[int], TokenArrays]:
     if not isinstance(row, Mapping) or "input_ids" not in row or "labels" not in row:
         found = sorted(row) if isinstance(row, Mapping) else type(row).__name__
         raise BadExample(f"needs input_ids and labels (tokenized, labels not shifted), found {found}")
@@ -160,11 +178,13 @@ def _read_row(row: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray, list[int]
             f"input_ids, labels and attention_mask must have one length; found {len(ids)}, {len(targets)} and "
             f"{num_of_mask}"
         )
+    arrays = token_arrays(row, len(ids))
     if kept is not None:
         ids, targets = ids[kept], targets[kept]
+        arrays = {name: values[kept] for name, values in arrays.items()}
     if row.get("sample_lengths") is None:
-        return ids, targets, [len(ids)]
+        return ids, targets, [len(ids)], arrays
     lengths = whole_numbers("sample_lengths", row["sample_lengths"])
     if lengths.sum(dtype=np.int64) != len(ids) or (lengths < 0).any():
         raise BadExample(f"sample_lengths add up to {lengths.sum()}, and the row has {len(ids)} tokens")
-    return ids, targets, lengths.tolist()
+    return ids, targets, lengths.tolist(), arrays

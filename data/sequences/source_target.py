@@ -11,6 +11,7 @@ import numpy as np
 
 from data.sequences.causal import Truncation
 from data.sequences.flattening import ROWS_AT_A_TIME, holds_whole_numbers, read_column
+from data.sequences.token_columns import TOKEN_COLUMNS
 from data.sequences.token_lists import whole_numbers, zeros_and_ones
 from data.sequences.tokenized import COUNT_COLUMNS, Sequences
 from data.tokens.labels import IGNORE_INDEX
@@ -152,7 +153,7 @@ def _num_at_start(values: np.ndarray, affix: Sequence[int], limit: int) -> int:
     return len(affix) if len(affix) < limit and values[: len(affix)].tolist() == list(affix) else 0
 
 
-def _read_rows(rows: Iterable[Mapping[str, Any]], name: str, first_row: int) -> tuple[_Lists, _Lists, dict[str, int]]:
+def _read_rows(rows: Iterable[Mapping[str, Any]], name: str, first_row: int) -> tuple[_Lists, _Lists, dict[str, Any]]:
     """Sources without the tokens that are masked out, targets, and the sums of the columns of counts."""
     if isinstance(rows, datasets.Dataset) and (found := _read_columns(rows)) is not None:
         return found
@@ -169,11 +170,12 @@ def _read_rows(rows: Iterable[Mapping[str, Any]], name: str, first_row: int) -> 
     return _end_to_end(sources), _end_to_end(targets), counts
 
 
-def _read_columns(dataset: datasets.Dataset) -> tuple[_Lists, _Lists, dict[str, int]] | None:
+def _read_columns(dataset: datasets.Dataset) -> tuple[_Lists, _Lists, dict[str, Any]] | None:
     """The same from Arrow's buffers, with no Python object per row; None if rows have to be read one by one."""
     there = dataset.format["columns"]
     names = ["input_ids", "labels"]
-    if dataset.format["type"] == "custom" or not set(names) <= set(there) or "attention_mask" in there:
+    others = {"attention_mask", *TOKEN_COLUMNS} & {*there}
+    if dataset.format["type"] == "custom" or not set(names) <= set(there) or others:
         return None
     if not all(holds_whole_numbers(dataset.data.schema.field(name).type) for name in names):
         return None
@@ -201,6 +203,8 @@ def _read_row(row: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray]:
     if not isinstance(row, Mapping) or "input_ids" not in row or "labels" not in row:
         found = sorted(row) if isinstance(row, Mapping) else type(row).__name__
         raise BadExample(f"needs input_ids and labels (the tokens of source and target), found {found}")
+    if (name := next((name for name in TOKEN_COLUMNS if row.get(name) is not None), None)) is not None:
+        raise BadExample(f"column {name} is for causal language models, and this is an encoder-decoder; leave it out")
     source, target = whole_numbers("input_ids", row["input_ids"]), whole_numbers("labels", row["labels"])
     mask = row.get("attention_mask")
     kept = np.ones(source.shape, dtype=bool) if mask is None else zeros_and_ones("attention_mask", mask)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from data.sequences.token_columns import TEACHER_IDS, TokenArrays
 from data.tokens.labels import IGNORE_INDEX
 from data.tokens.spans import MaskWay
 from utils.errors import ConfigError
@@ -21,6 +23,30 @@ class TokenSequence(NamedTuple):
     input_ids: np.ndarray  # int32 [tokens]
     labels: np.ndarray  # int32 [labels], not shifted; IGNORE_INDEX where the loss mask is off
     source_row: int  # row of the data file, from 0; with several datasets see `data.batches.mixing.global_row`
+
+    @property
+    def of_tokens(self) -> TokenArrays:
+        """Other columns of a causal model's tokens (`data.sequences.token_columns`); most have none."""
+        return {}
+
+    def with_columns(self, of_tokens: TokenArrays) -> TokenSequence:
+        return SequenceWithColumns.of(self, of_tokens) if of_tokens else self
+
+
+class SequenceWithColumns(TokenSequence):
+    """A sequence whose tokens have weights or a teacher. `_replace` leaves them out."""
+
+    _of_tokens: TokenArrays = MappingProxyType({})
+
+    @classmethod
+    def of(cls, sequence: TokenSequence, of_tokens: TokenArrays) -> SequenceWithColumns:
+        made = cls(*sequence)
+        made._of_tokens = of_tokens
+        return made
+
+    @property
+    def of_tokens(self) -> TokenArrays:
+        return self._of_tokens
 
 
 class HasTokens(Protocol):
@@ -68,6 +94,7 @@ class Sequences:
     num_targets_cut: int = 0  # labels apart from their inputs: targets that were longer than theirs may be
     num_target_tokens_cut: int = 0
     length_flags: tuple[str, ...] = ("context_length",)  # that limit the inputs, and labels that are apart from them
+    of_tokens: TokenArrays = field(default_factory=dict)  # along the tokens of all sequences
 
     def __len__(self) -> int:
         return len(self.source_rows)
@@ -77,7 +104,10 @@ class Sequences:
             self.input_ids[self.offsets[index] : self.offsets[index + 1]],
             self.labels[self.label_offsets[index] : self.label_offsets[index + 1]],
             int(self.source_rows[index]),
-        )
+        ).with_columns(self._columns_of(index))
+
+    def _columns_of(self, index: int) -> TokenArrays:
+        return {name: values[self.offsets[index] : self.offsets[index + 1]] for name, values in self.of_tokens.items()}
 
     def __iter__(self) -> Iterator[TokenSequence]:
         return (self[index] for index in range(len(self)))
@@ -104,7 +134,7 @@ class Sequences:
     @property
     def content(self) -> tuple[np.ndarray, ...]:
         """The arrays that say what is learned."""
-        return self.input_ids, self.labels
+        return self.input_ids, self.labels, *(self.of_tokens[name] for name in sorted(self.of_tokens))
 
     @property
     def has_targets(self) -> bool:
@@ -202,6 +232,11 @@ def check_token_ids(sequences: Sequences, vocab_size: int, split: str) -> None:
     """
     wrong_ids = (sequences.input_ids < 0) | (sequences.input_ids >= vocab_size)
     wrong_labels = (sequences.labels >= vocab_size) | ((sequences.labels < 0) & (sequences.labels != IGNORE_INDEX))
+    if (taught := sequences.of_tokens.get(TEACHER_IDS)) is not None and taught.size and taught.max() >= vocab_size:
+        raise ConfigError(
+            f"dataset ({split}): token id {taught.max()} in column {TEACHER_IDS} is outside the model's vocabulary of "
+            f"{vocab_size}; teacher and student need one tokenizer"
+        )
     found = []
     for what, values, wrong, offsets in (
         ("token id", sequences.input_ids, wrong_ids, sequences.offsets),

@@ -14,6 +14,7 @@ import numpy as np
 from data.files.json_values import with_spelling
 from data.files.row_files import PROBLEM, ROW
 from data.files.table_rows import Batch, read_rows
+from data.sequences.token_columns import weight_of
 from data.splits.known_columns import columns_there
 from data.splits.learned_columns import refuse_unlearned
 from data.splits.optional_columns import MEDIA_COLUMNS, is_nan, text_of
@@ -45,6 +46,7 @@ class SplitExamples:
     rows_by_file: tuple[tuple[str, int], ...] = ()  # files, and how many of the rows each has; empty: not known
     later_columns: tuple[str, ...] = ()  # of a stream: asked for, and not in its first rows; a later row may have them
     learned_columns: tuple[str, ...] = ()  # that may say that a row is not learned (`data.splits.learned_columns`)
+    weight_column: str | None = None  # what a row's loss is multiplied by
     absent: Mapping[str, Path] = field(default_factory=dict)  # columns that not all files have, and one that lacks it
     as_written: AsWritten = field(default_factory=dict)  # by column: makes of a stored value what was written
     skips_bad_rows: bool = False
@@ -75,7 +77,7 @@ class SplitExamples:
 
     def with_columns(self, *columns: str | None) -> SplitExamples:
         """These examples, once it is known which of the columns asked for are used: the others are not read."""
-        used = {*self.learned_columns, *(column for column in columns if column)}
+        used = {*self.learned_columns, *(column for column in (*columns, self.weight_column) if column)}
         return replace(
             self,
             columns=tuple(column for column in self.columns if column in used),
@@ -130,6 +132,16 @@ class SplitExamples:
                 kind = "empty" if value is None else f"not text but {type(value).__name__}"
                 raise BadExample(f"column {name} is {kind}")
         return example
+
+    def take_weight(self, example: dict[str, Any]) -> float:
+        """The weight of an example, which then no longer has the column; 1 if there is no such column.
+
+        Raises:
+            BadExample: if it is no number of at least 0.
+        """
+        if self.weight_column is None:
+            return 1.0
+        return weight_of(self.weight_column, example.pop(self.weight_column, None))
 
     def numbered(self) -> Iterator[tuple[int, dict[str, Any] | BadExample]]:
         """The examples with their places here, from 0."""

@@ -82,7 +82,11 @@ def load_split(
         data, row_numbers = _without_problems(data, f"--{flag}.data_path", dataset_config.skip_bad_rows)
     if not isinstance(data, RowStream) and not streams and not len(data):
         raise no_rows(name)
-    asked = (*text_columns, *other_columns)
+    weight = dataset_config.weight_column
+    if weight is not None and not streams and weight not in all_columns:
+        there = columns_there(tuple(all_columns), flag)
+        raise ConfigError(f"--{flag}.weight_column: {name_of_place} has no column {weight!r}; it has {there}")
+    asked = (*text_columns, *other_columns, *([weight] if weight is not None else []))
     absent = data.absent() if isinstance(data, RowStream) else first_without(files, quoting)
     _check_columns(name, flag, dataset_config, all_columns, text_columns, () if streams else other_columns)
     learned = tuple(dict.fromkeys(name for name in learned_columns(all_columns) if name not in asked))
@@ -114,9 +118,10 @@ def load_split(
         row_numbers=row_numbers,
         rows_by_file=() if streams or num_rows is None else tuple(zip(map(str, files), num_rows, strict=True)),
         later_columns=tuple(
-            name for name in dict.fromkeys((*other_columns, *learned)) if streams and name not in columns
+            name for name in dict.fromkeys((*asked, *learned)) if streams and name not in (*columns, *text_columns)
         ),
         learned_columns=learned,
+        weight_column=weight,
         absent=absent,
         as_written=as_written(data),
         skips_bad_rows=dataset_config.skip_bad_rows,

@@ -205,5 +205,5 @@ def _items(
                 input_ids=sequence.input_ids.copy(),
                 labels=sequence.labels.copy(),
                 source_row=global_row(source, row),
-            )
+            ).with_columns({name: values.copy() for name, values in sequence.of_tokens.items()})
             yield StreamedSequence(copied, block, row - first_row, part)

@@ -13,14 +13,19 @@ from torch.autograd.function import once_differentiable
 
 
 def compiled_cross_entropy(
-    logits: torch.Tensor, targets: torch.Tensor, label_smoothing: float = 0.0, *, by_probability: bool = False
+    logits: torch.Tensor,
+    targets: torch.Tensor,
+    label_smoothing: float = 0.0,
+    *,
+    by_probability: bool = False,
+    weights: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """`policies.loss.summed_loss.summed_cross_entropy` on the meta device, as large as compiled: fp32 scalar.
 
     Args:
         logits: [tokens, vocab].
     """
-    loss: torch.Tensor = _ReadAndWrittenOnce.apply(logits, 1 + by_probability)
+    loss: torch.Tensor = _ReadAndWrittenOnce.apply(logits, 1 + (by_probability or weights is not None))
     return loss
 
 

@@ -145,7 +145,7 @@ def compile_for_any_rows(
     written: Callable[..., torch.Tensor],
     fallback: EagerFallback | None = None,
 ) -> Callable[..., torch.Tensor]:
-    """The function, compiled once for any number of rows of its first two arguments, which are tensors.
+    """The function, compiled once for any number of rows of its tensors: the first two arguments, and others by name.
 
     Args:
         written: computes the same, and runs as it is for less than two rows: torch compiles anew for the sizes 0 and 1.
@@ -159,7 +159,7 @@ def compile_for_any_rows(
     def call(first: torch.Tensor, second: torch.Tensor, **kwargs: Any) -> torch.Tensor:
         if len(first) < 2:
             return written(first, second, **kwargs)
-        for tensor in (first, second):
+        for tensor in (first, second, *filter(torch.is_tensor, kwargs.values())):
             # maybe_: mark_dynamic would raise an error if torch specializes the size after all.
             torch._dynamo.maybe_mark_dynamic(tensor, 0)
         return compiled(first, second, **kwargs)

@@ -26,16 +26,26 @@ def compile_cross_entropy(fallback: EagerFallback | None = None) -> CrossEntropy
 
 
 def _summed_cross_entropy(
-    logits: torch.Tensor, targets: torch.Tensor, label_smoothing: float = 0.0, *, by_probability: bool = False
+    logits: torch.Tensor,
+    targets: torch.Tensor,
+    label_smoothing: float = 0.0,
+    *,
+    by_probability: bool = False,
+    weights: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    loss: torch.Tensor = _CrossEntropy.apply(logits, targets, label_smoothing, by_probability)
+    loss: torch.Tensor = _CrossEntropy.apply(logits, targets, label_smoothing, by_probability, weights)
     return loss
 
 
 class _CrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, logits: torch.Tensor, targets: torch.Tensor, label_smoothing: float, by_probability: bool
+        ctx: Any,
+        logits: torch.Tensor,
+        targets: torch.Tensor,
+        label_smoothing: float,
+        by_probability: bool,
+        weights: torch.Tensor | None,
     ) -> torch.Tensor:
         numbers = logits.float()
         normalizers = numbers.logsumexp(-1)
@@ -46,15 +56,16 @@ class _CrossEntropy(torch.autograd.Function):
             wanted = (1 - label_smoothing) * wanted + label_smoothing * numbers.mean(-1)
         losses = torch.where(targets == IGNORE_INDEX, 0.0, normalizers - wanted)
         factors = torch.where(targets == IGNORE_INDEX, 0.0, (-losses).exp() if by_probability else 1.0)
+        factors = factors if weights is None else factors * weights
         ctx.save_for_backward(logits, targets, normalizers, factors)
         return (losses * factors).sum()
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None, None, None]:
         logits, targets, normalizers, factors = ctx.saved_tensors
         vocab = logits.shape[-1]
         is_target = torch.arange(vocab, device=logits.device) == targets.unsqueeze(1)
         wanted = is_target * (1 - ctx.label_smoothing) + ctx.label_smoothing / vocab
         of_loss = (logits.float() - normalizers.unsqueeze(1)).exp() - wanted
-        return (of_loss * (factors * grad).unsqueeze(1)).to(logits.dtype), None, None, None
+        return (of_loss * (factors * grad).unsqueeze(1)).to(logits.dtype), None, None, None, None

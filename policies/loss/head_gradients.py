@@ -13,9 +13,9 @@ from torch.overrides import TorchFunctionMode
 
 def loss_with_gradients(
     hidden: torch.Tensor,
-    chunks: Sequence[tuple[torch.Tensor, torch.Tensor]],
+    chunks: Sequence[tuple[torch.Tensor, Any]],
     logits_of: Callable[[torch.Tensor], torch.Tensor],
-    loss_of: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+    loss_of: Callable[[torch.Tensor, Any], torch.Tensor],
     loss_grad: float | None,
 ) -> torch.Tensor:
     """The summed loss of all chunks. Its gradients are computed here, for `hidden` and for all that the head trains.
@@ -25,7 +25,7 @@ def loss_with_gradients(
 
     Args:
         hidden: the head's input, [1, tokens, hidden_size].
-        chunks: parts of `hidden` along its tokens, and their targets, [tokens].
+        chunks: parts of `hidden` along its tokens, and their targets, which `loss_of` takes.
         logits_of: the head: hidden -> [tokens, vocab]. It may train any parameters.
         loss_of: logits, targets -> fp32 scalar.
         loss_grad: the gradient of the loss that `backward` will bring. If it brings another one, one of the gradients

@@ -10,7 +10,7 @@ import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -20,6 +20,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from data.tokens.labels import IGNORE_INDEX
 from policies.compilation.layers import compilation_named
+from policies.loss.distillation import summed_divergence
 from policies.loss.head_gradients import loss_with_gradients
 from policies.loss.objectives import Objective, loss_by_objective, token_losses
 
@@ -38,11 +39,17 @@ class CrossEntropy(Protocol):
         label_smoothing: float = 0.0,
         *,
         by_probability: bool = False,
+        weights: torch.Tensor | None = None,
     ) -> torch.Tensor: ...
 
 
 def summed_cross_entropy(
-    logits: torch.Tensor, targets: torch.Tensor, label_smoothing: float = 0.0, *, by_probability: bool = False
+    logits: torch.Tensor,
+    targets: torch.Tensor,
+    label_smoothing: float = 0.0,
+    *,
+    by_probability: bool = False,
+    weights: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """The sum of the cross-entropy over label tokens: fp32 scalar; 0, with zero gradients, if there is none.
 
@@ -53,12 +60,30 @@ def summed_cross_entropy(
             the Inception Architecture", 2016), as transformers' LabelSmoother does.
         by_probability: multiply each token's loss by the token's own probability, as a constant: dynamic fine-tuning
             (Wu et al., "On the Generalization of SFT", 2025, arXiv 2508.05629, equation 9). Without smoothing only.
+        weights: fp32 [tokens], factors of each token's loss; None: 1.
     """
     compute = partial(F.cross_entropy, logits.float(), targets, ignore_index=IGNORE_INDEX)
-    if not by_probability:
+    if not by_probability and weights is None:
         return compute(reduction="sum", label_smoothing=label_smoothing)
-    losses = compute(reduction="none")
-    return (losses * (-losses.detach()).exp()).sum()  # 0 where there is no label
+    losses = compute(reduction="none", label_smoothing=label_smoothing)  # 0 where there is no label
+    if by_probability:
+        losses = losses * (-losses.detach()).exp()
+    return (losses if weights is None else losses * weights).sum()
+
+
+class WantedTokens(NamedTuple):
+    """What some positions have to predict."""
+
+    ids: torch.Tensor  # int64 [tokens], -100 = no label
+    weights: torch.Tensor | None = None  # fp32 [tokens]
+    teacher_ids: torch.Tensor | None = None  # int64 [tokens, k]
+    teacher_logprobs: torch.Tensor | None = None  # fp32 [tokens, k]
+
+    def split(self, size: int) -> list[WantedTokens]:
+        """As torch.split, along the tokens."""
+        count = len(self.ids.split(size))
+        fields = ([None] * count if field is None else field.split(size) for field in self)
+        return [WantedTokens(*parts) for parts in zip(*fields, strict=True)]
 
 
 def use_summed_loss(
@@ -69,13 +94,15 @@ def use_summed_loss(
     *,
     label_smoothing: float = 0.0,
     by_probability: bool = False,
+    teacher_weight: float = 0.0,
     cross_entropy: CrossEntropy = summed_cross_entropy,
 ) -> None:
     """Make `model(..., targets=targets)` return the summed loss alone; a call without targets is as before.
 
     `targets` ([n]) holds the token to predict at each of `target_positions` ([n], indices into the flattened
     [batch x seq] of the backbone's output; unset: at every position). Other positions never reach the head: of a
-    dialogue with its summary, nine tenths.
+    dialogue with its summary, nine tenths. `target_weights`, `teacher_ids` and `teacher_logprobs` belong to these
+    targets (`WantedTokens`). They count in training only.
 
     The forward of this one instance is replaced, inside whatever later wraps it, because sharded weights are whole
     only while their module's own forward runs. All code is the model's own. Its forward is called once with the
@@ -86,6 +113,7 @@ def use_summed_loss(
     gradient of the loss that `backward` will bring. Gradients in fp16 need to know it: without the loss scale, small
     ones would be rounded to zero. `reduction="none"` returns the loss of each target, fp32 [n], without gradients.
     `objective` makes another loss of these, in place of their sum (`policies.loss.objectives`).
+    `top_k` returns the logarithms of the largest probabilities at each target, fp32 [n, top_k], and their tokens.
 
     Args:
         model: a transformers model whose head runs on the backbone's output alone.
@@ -94,6 +122,8 @@ def use_summed_loss(
         compute_logits: the logits of this output of the backbone (`tasks.task.Task`).
         label_smoothing, by_probability: see `summed_cross_entropy`; in training only, so that evaluations can be
             compared.
+        teacher_weight: the share of the loss that is the divergence from the teacher (`policies.loss.distillation`),
+            if targets have one; the rest is cross-entropy.
         cross_entropy: computes what `summed_cross_entropy` does; compiled, it reads and writes a chunk's logits once.
     """
     own_forward, decoder = model.forward, _Backbone(backbone[-1])
@@ -102,15 +132,27 @@ def use_summed_loss(
     collects = getattr(model.config.get_text_config(), "output_router_logits", False)
     unused = {"output_router_logits": False} if collects else {}
 
+    def loss_of(logits: torch.Tensor, wanted: WantedTokens) -> torch.Tensor:
+        weights: dict[str, Any] = {} if wanted.weights is None else {"weights": wanted.weights}
+        loss = cross_entropy(logits, wanted.ids, **(in_training if model.training else {}), **weights)
+        if wanted.teacher_ids is None or wanted.teacher_logprobs is None or not teacher_weight:
+            return loss
+        teacher = wanted.teacher_ids, wanted.teacher_logprobs
+        return (1 - teacher_weight) * loss + teacher_weight * summed_divergence(logits, wanted.ids, *teacher, **weights)
+
     # generate() looks at the signature of forward.
     @functools.wraps(own_forward)
     def forward(
         *args: Any,
         targets: torch.Tensor | None = None,
         target_positions: torch.Tensor | None = None,
+        target_weights: torch.Tensor | None = None,
+        teacher_ids: torch.Tensor | None = None,
+        teacher_logprobs: torch.Tensor | None = None,
         loss_grad: float | None = None,
         reduction: Literal["sum", "none"] = "sum",
         objective: Objective | None = None,
+        top_k: int = 0,
         labels: torch.Tensor | None = None,  # peft hands it on, None where it was not given
         **kwargs: Any,
     ) -> Any:
@@ -128,19 +170,25 @@ def use_summed_loss(
                 logits: torch.Tensor = compute_logits(model, hidden_chunk)
             return logits.squeeze(0)  # not [0], whose backward copies the gradient
 
-        loss_of: Callable[..., torch.Tensor] = (
-            partial(cross_entropy, **in_training) if model.training else cross_entropy
+        wanted = (
+            WantedTokens(targets, target_weights, teacher_ids, teacher_logprobs)
+            if model.training
+            else WantedTokens(targets)
         )
         size = chunk_size or max(1, targets.numel())  # an empty micro-batch has no targets; split() needs 1 at least
-        chunks = list(zip(hidden.split(size, dim=1), targets.split(size), strict=True))
+        chunks = list(zip(hidden.split(size, dim=1), wanted.split(size), strict=True))
+        plain = [(inputs, part.ids) for inputs, part in chunks]
+        if top_k:
+            found = [logits_of(h).float().log_softmax(-1).topk(top_k) for h, _ in chunks]
+            return torch.cat([values for values, _ in found]), torch.cat([ids for _, ids in found])
         if reduction == "none":
-            return token_losses(chunks, logits_of)
+            return token_losses(plain, logits_of)
         with compilation_named("the cross-entropy", "--compile"):
             if objective is not None:
-                return loss_by_objective(hidden, chunks, logits_of, loss_of, objective, loss_grad)
+                return loss_by_objective(hidden, plain, logits_of, cross_entropy, objective, loss_grad)
             if torch.is_grad_enabled():
                 return loss_with_gradients(hidden, chunks, logits_of, loss_of, loss_grad)
-            return torch.stack([loss_of(logits_of(inputs), wanted) for inputs, wanted in chunks]).sum()
+            return torch.stack([loss_of(logits_of(inputs), part) for inputs, part in chunks]).sum()
 
     model.forward = forward
 

@@ -150,6 +150,8 @@ def _iterate(momentum: torch.Tensor) -> torch.Tensor:
 
 
 class MuonKind(OptimizerKind):
+    steps_alone = False
+
     def build(self, groups: Groups, train: TrainConfig, fsdp: FsdpConfig) -> Optimizer:
         betas = (train.adam_beta1, train.adam_beta2)
         momentum = train.momentum if train.momentum is not None else 0.95

@@ -116,7 +116,7 @@ def test_help_of_a_group_prints_all_its_flags_as_help_all_does(tmp_path: Path) -
     done = run_command("--help", "lora_config", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     group = {name: meaning for name, meaning in shown("all").items() if name.startswith("lora_config.")}
-    assert len(group) == 6
+    assert len(group) == 8
     assert {find(name)[0]: meaning for name, meaning in entries(done.stdout).items()} == group
 
 

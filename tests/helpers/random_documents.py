@@ -30,3 +30,17 @@ def get_few_documents(dataset_config: Any, tokenizer: Any, split: str) -> list[d
 def get_more_to_evaluate(dataset_config: Any, tokenizer: Any, split: str) -> list[dict[str, list[int]]]:
     """As many in an evaluation as two ranks need for batches of 16."""
     return get_custom_dataset(dataset_config, tokenizer, split) * (1 if split == "train" else 3)
+
+
+def get_taught_documents(dataset_config: Any, tokenizer: Any, split: str) -> list[dict[str, Any]]:
+    """The documents with weights of rows and tokens, and a teacher's three most likely tokens at each place."""
+    generator = np.random.default_rng(9)
+    documents: list[dict[str, Any]] = [dict(document) for document in get_custom_dataset(None, None, split)]
+    for document in documents:
+        length = len(document["input_ids"])
+        document["sample_weight"] = float(generator.uniform(0, 2))
+        document["token_weights"] = generator.uniform(0, 2, size=length).tolist()
+        document["teacher_ids"] = [generator.choice(600, size=3, replace=False).tolist() for _ in range(length)]
+        shares = generator.dirichlet([1, 1, 1, 1], size=length)  # the last is that of all other tokens
+        document["teacher_logprobs"] = np.log(shares[:, :3]).tolist()
+    return documents

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from pathlib import Path
 from typing import Any
@@ -27,10 +27,12 @@ GLOBAL_BATCH, CONTEXT_LENGTH, LR, SEED = 8, 96, 5e-3, 3
 TOLERANCE = 2e-5
 
 
-def flags_for(model: Path, output: Path, *, batching: str, num_steps: int) -> list[str]:
+def flags_for(
+    model: Path, output: Path, *, batching: str, num_steps: int, documents: str = "get_custom_dataset"
+) -> list[str]:
     """The reference's work; the caller says how it is cut into a global batch of 8 rows, and laid out."""
     flags = ["--model_name", str(model), "--output_dir", str(output), "--seed", str(SEED), "--lr", str(LR)]
-    flags += ["--dataset", f"{random_documents.__file__}:get_custom_dataset"]
+    flags += ["--dataset", f"{random_documents.__file__}:{documents}"]
     flags += ["--batching_strategy", batching, "--context_length", str(CONTEXT_LENGTH)]
     flags += ["--max_train_step", str(num_steps), "--num_epochs", "4", "--num_workers_dataloader", "0"]
     flags += ["--mixed_precision", "False"]  # fp32 on GPUs too
@@ -42,7 +44,7 @@ def lora_flags(targets: Sequence[str]) -> list[str]:
     return [*flags, "--lora_config.target_modules", ",".join(targets)]
 
 
-def cross_entropy(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+def cross_entropy(logits: torch.Tensor, targets: torch.Tensor, document: Mapping[str, Any]) -> torch.Tensor:
     return F.cross_entropy(logits, targets, reduction="sum", ignore_index=-100)
 
 
@@ -55,11 +57,10 @@ def reference_run(
     adapter: peft.PeftConfig | None = None,
     num_frozen: int = 0,
     quantization: BitsAndBytesConfig | None = None,
-    loss_of: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = cross_entropy,
+    documents: str = "get_custom_dataset",
+    loss_of: Callable[[torch.Tensor, torch.Tensor, Mapping[str, Any]], torch.Tensor] = cross_entropy,
     noise_of: Callable[[torch.Tensor, int, int], torch.Tensor] | None = None,
     lr_ratio: float = 1.0,
-    optimizer_of: Callable[[list[nn.Parameter]], torch.optim.Optimizer] | None = None,
-    at_end: Callable[[Any], None] = lambda model: None,
 ) -> list[tuple[float, float]]:
     """A plain loop: one document at a time, torch's own AdamW and clipping, nothing of the project's computing.
 
@@ -67,9 +68,10 @@ def reference_run(
         lora_targets: the layers of an adapter as `lora_flags` makes it. adapter: any other, as peft is told of it.
         num_frozen: so many layers of a Llama are not trained, from the first on.
         quantization: of the base, by transformers and bitsandbytes, with their own layers.
-        lr_ratio: of the learning rate of LoRA's B. optimizer_of: instead of AdamW's. at_end: called with the model.
+        lr_ratio: of the learning rate of LoRA's B.
         noise_of: what is added to a document's embeddings; of its token ids [1, tokens], their size, and the step.
-        loss_of: the summed loss of a document's logits [tokens, vocab] and targets [tokens].
+        documents: the function of `random_documents` that makes them.
+        loss_of: the summed loss of a document's logits [tokens, vocab] and targets [tokens], and the document.
 
     Returns:
         For each step, the mean loss over the label tokens of the global batch, and the gradient norm before clipping.
@@ -85,12 +87,12 @@ def reference_run(
     factors = [p for name, p in model.named_parameters() if p.requires_grad and "lora_B" in name and lr_ratio != 1]
     others = [parameter for parameter in parameters if all(parameter is not factor for factor in factors)]
     groups = [{"params": others, "of_lr": 1.0}, {"params": factors, "of_lr": lr_ratio}][: 1 + bool(factors)]
-    optimizer = optimizer_of(parameters) if optimizer_of else torch.optim.AdamW(groups, lr=LR, weight_decay=0.0)
-    documents = random_documents.get_custom_dataset(None, None, "train")
+    optimizer = torch.optim.AdamW(groups, lr=LR, weight_decay=0.0)
+    examples = getattr(random_documents, documents)(None, None, "train")
     if batching == "packing":
-        rows = pack_best_fit([len(document["input_ids"]) for document in documents], CONTEXT_LENGTH)
+        rows = pack_best_fit([len(document["input_ids"]) for document in examples], CONTEXT_LENGTH)
     else:
-        rows = [[index] for index in range(len(documents))]
+        rows = [[index] for index in range(len(examples))]
     steps_per_epoch = -(-len(rows) // GLOBAL_BATCH)
     results, step = list[tuple[float, float]](), 0
     if noise_of is not None:
@@ -101,23 +103,22 @@ def reference_run(
         epoch, step_of_epoch = divmod(step, steps_per_epoch)
         for group in optimizer.param_groups:
             group["lr"] = LR * 0.85**epoch * group.get("of_lr", 1.0)
-        lengths = None if batching == "packing" else [len(document["input_ids"]) for document in documents]
+        lengths = None if batching == "packing" else [len(document["input_ids"]) for document in examples]
         order = reference_order(len(rows), epoch, lengths)
         chosen = order[step_of_epoch * GLOBAL_BATCH :][:GLOBAL_BATCH]
-        batch = [documents[index] for row in chosen for index in rows[row]]
+        batch = [examples[index] for row in chosen for index in rows[row]]
         num_label_tokens = sum(label != -100 for document in batch for label in document["labels"][1:])
         loss_sum = 0.0
         for document in batch:
             logits = model(input_ids=torch.tensor([document["input_ids"]])).logits[0, :-1]
             targets = torch.tensor(document["labels"][1:])
-            loss = loss_of(logits, targets)
+            loss = loss_of(logits, targets, document)
             (loss / num_label_tokens).backward()
             loss_sum += loss.item()
         grad_norm = torch.nn.utils.clip_grad_norm_(parameters, 0.5)
         optimizer.step()
         optimizer.zero_grad()
         results.append((loss_sum / num_label_tokens, grad_norm.item()))
-    at_end(model)
     return results
 
 
