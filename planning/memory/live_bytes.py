@@ -15,6 +15,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from policies.linear_attention.delta_rule_kernel import temporary_bytes
 from policies.quantization.quantized_experts import EXPERTS_PRODUCT, unpacked_bytes
 
 
@@ -75,6 +76,8 @@ class LiveBytes(TorchDispatchMode):
             unpacked = unpacked_bytes(*args)
             self.window.unpacked = max(self.window.unpacked, unpacked)
             self._note_peak(unpacked)
+        elif temporary := temporary_bytes(function, args):
+            self._note_peak(temporary)
         return outputs
 
     def _count(self, tensor: torch.Tensor) -> None:

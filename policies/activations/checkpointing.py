@@ -258,7 +258,7 @@ def selective_contexts() -> tuple[Any, Any]:
 
 def is_attention(op: Any) -> bool:
     """Whether `op` is a fused attention, by its name: every device has its own kernels."""
-    return any(name in str(op) for name in ("scaled_dot_product", "varlen_attn", "flash_attention_4"))
+    return any(name in str(op) for name in ("scaled_dot_product", "varlen_attn", "flash_attention_4", "delta_rule"))
 
 
 def draws_random_numbers(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

@@ -52,7 +52,11 @@ def mask_from_keys(keys: torch.Tensor, shape: torch.Size, p: float) -> torch.Ten
         bool, of that shape.
     """
     of_blocks, of_places, of_columns = keys.split((BLOCKS, PLACES, shape[-1]))
-    of_rows = (of_blocks[:, None] + of_places).flatten()[: math.prod(shape[:-1])]
+    num_rows = math.prod(shape[:-1])
+    # No more of them, since compiled code may keep the keys of rows for backward; one more, since it is compiled anew
+    # for a single block.
+    num_blocks = num_rows // PLACES + 2
+    of_rows = (of_blocks[:num_blocks, None] + of_places).flatten()[:num_rows]
     bits = _mixed(of_rows[:, None] + of_columns)
     return (bits >= round(p * 2**32) - 2**31).view(shape)
 

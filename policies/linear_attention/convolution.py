@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 
 from policies.linear_attention.kernels import Kernels
 from policies.linear_attention.planned import planned_convolution
@@ -34,6 +35,8 @@ def convolution(written: Convolution, kernels: Kernels) -> Convolution:
                 return planned_convolution(hidden_states, weight)
             return reference_of(written)(hidden_states, weight, bias, activation)
         arguments = (hidden_states, weight, bias, activation)
+        if torch.compiler.is_compiling() and any(kernels):
+            return convolution_by_shifts(*arguments, cu_seq_lens_q)
         if kernels.causal_conv1d:
             return _by_causal_conv1d(*arguments, cu_seq_lens_q)
         if kernels.fla:
@@ -78,6 +81,39 @@ def _by_fla(
     output: torch.Tensor
     output, _ = causal_conv1d(tokens, weight, bias, activation=activation, cu_seqlens=cu_seqlens)
     return output.reshape(rows, length, channels).transpose(1, 2)
+
+
+def convolution_by_shifts(
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    activation: str | None,
+    cu_seqlens: torch.Tensor | None,
+) -> torch.Tensor:
+    """The convolution as a sum over its taps of the tokens before, in fp32. Compiled it is one kernel, with what
+    surrounds it; a package's kernel ends compiled code, and has the weight's gradient even if nothing trains it.
+
+    Args:
+        hidden: [batch, channels, seq].
+        weight: [channels, width].
+        cu_seqlens: int32 [documents + 1] in the flattened [batch x seq]; None: each row is a document.
+
+    Returns:
+        [batch, channels, seq].
+    """
+    rows, _, length = hidden.shape
+    documents = None if cu_seqlens is None else documents_of_tokens(cu_seqlens, rows, length)
+    wide, taps = hidden.float(), weight.float()
+    output = wide * taps[:, -1, None]
+    for back in range(1, weight.shape[-1]):
+        earlier = F.pad(wide, (back, 0))[..., :length]
+        if documents is not None:
+            is_same = documents == F.pad(documents, (back, 0), value=-1)[:, :length]
+            earlier = torch.where(is_same[:, None], earlier, 0.0)
+        output = output + earlier * taps[:, -1 - back, None]
+    if bias is not None:
+        output = output + bias.float()[:, None]
+    return (F.silu(output) if activation else output).to(hidden.dtype)
 
 
 def convolution_with_gaps(

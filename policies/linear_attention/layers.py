@@ -20,16 +20,17 @@ from typing import Any
 from torch import nn
 
 from policies.linear_attention.convolution import convolution
+from policies.linear_attention.delta_rule_kernel import gated_delta_rule
 from policies.linear_attention.kernels import Kernels
 from policies.linear_attention.rows import reference_of
-from policies.linear_attention.rules import delta_rule, fused_scan, state_space_scan
+from policies.linear_attention.rules import delta_rule, fused_scan, kimi_delta_rule, state_space_scan
 
 CONVOLUTION = "causal_conv1d_fn"
-DELTA_RULES = {
-    "torch_chunk_gated_delta_rule": ("fla.ops.gated_delta_rule", "chunk_gated_delta_rule"),
-    "chunk_kimi_delta_attention": ("fla.ops.kda", "chunk_kda"),
+DELTA_RULES: dict[str, Callable[..., Any]] = {
+    "torch_chunk_gated_delta_rule": gated_delta_rule,
+    "chunk_kimi_delta_attention": kimi_delta_rule,
 }
-"""transformers' names of them, and where flash-linear-attention has the kernels of each."""
+"""transformers' names of them, and each by flash-linear-attention's kernels."""
 
 SCAN, FUSED_SCAN = "mamba2_chunk_scan", "mamba2_split_conv1d_scan_combined"
 _OF_ONE_TOKEN = {
@@ -62,12 +63,16 @@ def tell_documents_apart(layers: Iterable[nn.Module], kernels: Kernels) -> None:
         kind = type(layer)
         if kind not in forwards:
             written = inspect.unwrap(kind.forward)
-            own = {name: _own_function(name, written.__globals__[name], kernels) for name in _functions_of(kind)}
+            values_per_key = getattr(layer, "num_v_heads", 1) // getattr(layer, "num_k_heads", 1)
+            own = {
+                name: _own_function(name, written.__globals__[name], kernels, values_per_key)
+                for name in _functions_of(kind)
+            }
             forwards[kind] = _with_functions(written, own)
         layer.forward = MethodType(forwards[kind], layer)
 
 
-def _own_function(name: str, written: Callable[..., Any], kernels: Kernels) -> Callable[..., Any]:
+def _own_function(name: str, written: Callable[..., Any], kernels: Kernels, values_per_key: int) -> Callable[..., Any]:
     if name in _OF_ONE_TOKEN:  # for a cache; on a CPU, too, it would call a kernel that is installed
         return written if any(kernels) else reference_of(written)
     if name == CONVOLUTION:
@@ -76,7 +81,7 @@ def _own_function(name: str, written: Callable[..., Any], kernels: Kernels) -> C
         return state_space_scan(written, kernels)
     if name == FUSED_SCAN:
         return fused_scan(written, kernels)
-    return delta_rule(written, *DELTA_RULES[name], kernels)
+    return delta_rule(written, DELTA_RULES[name], kernels, values_per_key)
 
 
 def _with_functions(written: Any, own: Mapping[str, Callable[..., Any]]) -> FunctionType:

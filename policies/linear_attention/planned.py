@@ -1,8 +1,8 @@
 """The memory of flash-linear-attention's kernels, for passes on the meta device: what they keep, and what they need.
 
-Read off the autograd functions of flash-linear-attention 0.6.0 (`fla/ops/gated_delta_rule/chunk.py`,
-`fla/ops/kda/chunk.py`, `fla/modules/causal_conv1d/ops.py`); not measured yet. A chunk that a document's end cuts short
-counts as full ones do, so the states of many short documents take a little more than this.
+Read off its autograd functions of version 0.6.0 (`fla/ops/kda/chunk.py`, `fla/modules/causal_conv1d/ops.py`). A chunk
+that a document's end cuts short counts as full ones do, so the states of many short documents take a little more than
+this. The gated delta rule is an operator, which says its own (policies/linear_attention/delta_rule_kernel.py).
 """
 
 from __future__ import annotations
@@ -11,24 +11,24 @@ from typing import Any
 
 import torch
 
-CHUNK = 64  # tokens; every kernel of a delta rule keeps a product of each token with those of its chunk
+from policies.linear_attention.delta_rule_kernel import CHUNK
 
 
-def planned_delta_rule(
+def planned_kimi_rule(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, decay: torch.Tensor, beta: torch.Tensor
 ) -> torch.Tensor:
-    """The rule without values.
+    """Kimi's rule without values.
 
     Args:
-        query: [batch, seq, key_heads, key_dim], as is the key.
+        query: [batch, seq, heads, key_dim], as is the key.
         value: [batch, seq, heads, value_dim].
-        decay: [batch, seq, heads], or Kimi's [batch, seq, heads, key_dim].
+        decay: [batch, seq, heads, key_dim].
         beta: [batch, seq, heads].
 
     Returns:
         [batch, seq, heads, value_dim].
     """
-    output: torch.Tensor = _DeltaRule.apply(query, key, value, decay, beta)
+    output: torch.Tensor = _KimiRule.apply(query, key, value, decay, beta)
     return output
 
 
@@ -49,8 +49,8 @@ def _states(key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
     return key.new_empty(value.shape[0], chunks, value.shape[2], key.shape[-1], value.shape[-1])
 
 
-class _DeltaRule(torch.autograd.Function):
-    """`ChunkGatedDeltaRuleFunction`, and `ChunkKDAFunction`, which keeps its decays and a second product of chunks."""
+class _KimiRule(torch.autograd.Function):
+    """`ChunkKDAFunction`: it keeps its decays, and two products of chunks."""
 
     @staticmethod
     def forward(ctx: Any, *tensors: torch.Tensor) -> torch.Tensor:
@@ -58,9 +58,8 @@ class _DeltaRule(torch.autograd.Function):
         # Normalized queries and keys, with the factors; slices of the convolution's output become tensors of their own.
         kept = [torch.empty_like(tensor, memory_format=torch.contiguous_format) for tensor in (query, key, value)]
         kept += [tensor.new_empty(tensor.shape[:3], dtype=torch.float32) for tensor in (query, key)]
-        kept += [torch.empty_like(decay, dtype=torch.float32), beta, key.new_empty(*beta.shape, CHUNK)]
-        if decay.dim() > beta.dim():
-            kept += [decay, key.new_empty(*beta.shape, CHUNK)]
+        kept += [torch.empty_like(decay, dtype=torch.float32), decay, beta]
+        kept += [key.new_empty(*beta.shape, CHUNK) for _ in range(2)]
         ctx.save_for_backward(*kept)
         ctx.inputs = [(tensor.shape, tensor.dtype) for tensor in tensors]
         output = torch.empty_like(kept[2])

@@ -7,24 +7,24 @@ All have the signatures of transformers' functions, whose place they take in a l
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib import import_module
 from typing import Any
 
 import torch
 
 from policies.linear_attention.kernels import Kernels
-from policies.linear_attention.planned import planned_delta_rule
+from policies.linear_attention.planned import planned_kimi_rule
 from policies.linear_attention.rows import documents_of_tokens, for_each_document, in_one_row, reference_of
 
 Function = Callable[..., Any]
 
 
-def delta_rule(written: Function, module: str, name: str, kernels: Kernels) -> Function:
+def delta_rule(written: Function, rule_of_fla: Function, kernels: Kernels, values_per_key: int) -> Function:
     """A function in the place of a gated delta rule, or of Kimi's, which decays each element of a key by itself.
 
     Args:
         written: transformers' function.
-        module, name: where flash-linear-attention has the kernels of that rule.
+        rule_of_fla: the rule by flash-linear-attention's kernels: `gated_delta_rule`, `kimi_delta_rule`.
+        values_per_key: heads of values that a head of keys serves.
     """
 
     def rule(
@@ -41,20 +41,49 @@ def delta_rule(written: Function, module: str, name: str, kernels: Kernels) -> F
         tensors, option = (query, key, value, g, beta), {"use_qk_l2norm_in_kernel": use_qk_l2norm_in_kernel}
         offsets = cu_seq_lens_q if cu_seqlens is None else cu_seqlens
         reference = reference_of(written)
-        if query.is_meta:
-            return (planned_delta_rule(*tensors), None) if kernels.fla else reference(*tensors, **option)
-        if offsets is None:  # on a CPU, too, transformers' function would call a kernel that is installed
+        if offsets is None and (not kernels.fla or _has_cache(kwargs)):
+            # On a CPU, too, transformers' function would call a kernel that is installed.
             return (written if kernels.fla else reference)(*tensors, **option, **kwargs)
         _check_no_cache(kwargs)
-        if not kernels.fla:
-            return for_each_document(lambda *parts: reference(*parts, **option)[0], tensors, offsets), None
-        kernel = getattr(import_module(module), name)
-        # The kernel takes the documents of one row. It makes tables of the offsets, once for all layers of a pass, and
-        # knows them by the tensor itself, so the offsets must not be copied here.
-        output, _ = kernel(*map(in_one_row, tensors), cu_seqlens=offsets, **option)
-        return output[0].unflatten(0, value.shape[:2]), None
+        if kernels.fla:
+            if values_per_key > 1 and query.shape[2] == value.shape[2]:
+                # transformers repeats them until 5.22; the kernels take them as they are.
+                query, key = query[:, :, ::values_per_key], key[:, :, ::values_per_key]
+            return rule_of_fla(query, key, value, g, beta, offsets, normalizes=use_qk_l2norm_in_kernel), None
+        if query.is_meta:
+            return reference(*tensors, **option)
+        return for_each_document(lambda *parts: reference(*parts, **option)[0], tensors, offsets), None
 
     return rule
+
+
+def kimi_delta_rule(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    decay: torch.Tensor,
+    beta: torch.Tensor,
+    cu_seqlens: torch.Tensor | None,
+    *,
+    normalizes: bool,
+) -> torch.Tensor:
+    """Kimi's rule by flash-linear-attention's kernels, which compiled code ends for.
+
+    Args and Returns: as of `gated_delta_rule`, with a decay [batch, seq, heads, key_dim].
+    """
+    tensors = query, key, value, decay, beta
+    if query.is_meta:
+        return planned_kimi_rule(*tensors)
+    from fla.ops.kda import chunk_kda
+
+    if cu_seqlens is None:
+        alone: torch.Tensor = chunk_kda(*tensors, use_qk_l2norm_in_kernel=normalizes)[0]
+        return alone
+    # The kernel takes the documents of one row. It makes tables of the offsets, once for all layers of a pass, and
+    # knows them by the tensor itself, so the offsets must not be copied here.
+    rows = map(in_one_row, tensors)
+    output: torch.Tensor = chunk_kda(*rows, cu_seqlens=cu_seqlens, use_qk_l2norm_in_kernel=normalizes)[0]
+    return output[0].unflatten(0, value.shape[:2])
 
 
 def state_space_scan(written: Function, kernels: Kernels) -> Function:
@@ -107,8 +136,16 @@ def fused_scan(written: Function, kernels: Kernels) -> Function:
     return scan
 
 
-def _check_no_cache(options: dict[str, Any]) -> None:
-    """Raises ValueError if the layer is given a state to go on from, or asked for its last one."""
+def _has_cache(options: dict[str, Any]) -> bool:
+    """Whether the layer is given a state to go on from, or asked for its last one."""
     names = ("initial_state", "initial_states", "output_final_state", "return_final_states")
-    if any(options.get(name) is not None and options[name] is not False for name in names):
+    return any(options.get(name) is not None and options[name] is not False for name in names)
+
+
+def _check_no_cache(options: dict[str, Any]) -> None:
+    """
+    Raises:
+        ValueError: `_has_cache`.
+    """
+    if _has_cache(options):
         raise ValueError("a rule that is told documents apart takes no cache")

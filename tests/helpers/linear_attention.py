@@ -7,6 +7,8 @@ and refuse what these refuse.
 from __future__ import annotations
 
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -22,20 +24,53 @@ def put_stand_ins(monkeypatch: pytest.MonkeyPatch, *, leak: str = "", is_disable
         leak: the function that takes no note of documents: "convolution" or "rule".
         is_disabled: torch.compile leaves them as they are, as it leaves flash-linear-attention's.
     """
+    rule = _without_offsets(_delta_rule, leak == "rule")
     functions: dict[str, Any] = {
-        "fla.ops.gated_delta_rule.chunk_gated_delta_rule": _without_offsets(_delta_rule, leak == "rule"),
-        "fla.ops.kda.chunk_kda": _without_offsets(_delta_rule, leak == "rule"),
+        "fla.ops.gated_delta_rule.chunk.chunk_gated_delta_rule_fwd": partial(_forward, rule),
+        "fla.ops.gated_delta_rule.chunk.chunk_gated_delta_rule_bwd": partial(_backward, rule),
+        "fla.ops.utils.index.prepare_chunk_indices": lambda cu_seqlens, chunk_size: cu_seqlens,
+        "fla.ops.kda.chunk_kda": rule,
         "fla.modules.convolution.causal_conv1d": _without_offsets(_convolution, leak == "convolution"),
         "causal_conv1d.causal_conv1d_fn": _convolution_by_index,
     }
+    made: set[str] = set()
     for path, function in functions.items():
         *packages, name = path.split(".")
         for depth in range(1, len(packages) + 1):
             module = ".".join(packages[:depth])
-            if module not in sys.modules or depth == len(packages):
+            if module not in made and (module not in sys.modules or depth == len(packages)):
                 monkeypatch.setitem(sys.modules, module, ModuleType(module))
+                made.add(module)
         kernel = torch.compiler.disable(function) if is_disabled else function
         setattr(sys.modules[".".join(packages)], name, kernel)
+
+
+def _forward(rule: Any, *, chunk_indices: Any, output_final_state: bool, **inputs: Any) -> tuple[Any, ...]:
+    """The package's inner forward function: normalized queries and keys, and values of no meaning for backward."""
+    assert not output_final_state
+    q, k, v, g, beta, cu_seqlens = _inner(chunk_indices=chunk_indices, **inputs)
+    return g.clone(), rule(q, k, v, g, beta, cu_seqlens=cu_seqlens)[0], k.new_zeros(*beta.shape, 64), None, None, None
+
+
+def _backward(rule: Any, *, do: Any, A: Any, dht: Any, **inputs: Any) -> tuple[Any, ...]:
+    """The package's inner backward function; its g is the forward function's."""
+    assert A.shape[-1] == 64
+    assert dht is None
+    *tensors, cu_seqlens = _inner(**inputs)
+
+    def gradients() -> tuple[torch.Tensor, ...]:
+        leaves = [tensor.detach().requires_grad_() for tensor in tensors]
+        output = rule(*leaves, cu_seqlens=cu_seqlens)[0]
+        return torch.autograd.grad(output, leaves, do)
+
+    with ThreadPoolExecutor(1) as thread:  # inside of an operator, autograd is off in its thread
+        return *thread.submit(gradients).result(), None, None, None
+
+
+def _inner(*, q: Any, k: Any, v: Any, g: Any, beta: Any, scale: float, cu_seqlens: Any, **options: Any) -> Any:
+    assert scale == q.shape[-1] ** -0.5
+    assert options == {"initial_state": None, "chunk_indices": cu_seqlens}
+    return q, k, v, g, beta, cu_seqlens
 
 
 def _without_offsets(function: Any, leaks: bool) -> Any:
@@ -43,7 +78,11 @@ def _without_offsets(function: Any, leaks: bool) -> Any:
         rows, length = tokens.shape[:2]
         if cu_seqlens is None:  # each row is a document
             offsets = torch.arange(0, rows * length + 1, length)
-            output, _ = function(tokens.flatten(0, 1)[None], *args, cu_seqlens=offsets, **kwargs)
+            flat = [
+                arg.flatten(0, 1)[None] if isinstance(arg, torch.Tensor) and arg.dim() > 2 else arg
+                for arg in (tokens, *args)
+            ]
+            output, _ = function(*flat, cu_seqlens=offsets, **kwargs)
             return output[0].unflatten(0, (rows, length)), None
         return function(tokens, *args, cu_seqlens=torch.tensor([0, length]) if leaks else cu_seqlens, **kwargs)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +21,11 @@ from policies.attention.choice import choose_attention, keep_documents_apart, ro
 from policies.attention.packing_leaks import check_packing_isolates
 from policies.linear_attention import kernels
 from policies.linear_attention.choice import use_offsets_in_states
-from policies.linear_attention.convolution import convolution_with_gaps
+from policies.linear_attention.convolution import convolution_by_shifts, convolution_with_gaps
+from policies.linear_attention.delta_rule_kernel import gated_delta_rule
 from policies.linear_attention.kernels import Kernels, is_there
 from policies.linear_attention.layers import packages_of, state_layers, tell_documents_apart
-from policies.linear_attention.rules import fused_scan, state_space_scan
+from policies.linear_attention.rules import delta_rule, fused_scan, state_space_scan
 from policies.loss.summed_loss import use_summed_loss
 from policies.mixed_precision import Precision
 from tasks.causal_batches import Collator
@@ -119,19 +121,52 @@ def test_kernels_are_given_what_they_need_to_tell_documents_apart(
     assert max(alone_and_together(family, collate, model)) <= 3e-5
 
 
-def test_compiled_layers_go_on_behind_a_kernel_that_is_not_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("family", ["qwen3_5_text", "kimi_linear"])
+def test_compiled_layers_have_one_graph_or_go_on_behind_a_kernel(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """What torch.compile made for one layer serves the next, and layers of another model."""
     stand_ins.put_stand_ins(monkeypatch, is_disabled=True)
     batch = None
     for num_layers in (2, 3):
-        model = make_model("qwen3_5_text")
+        model = make_model(family)
         collate = chosen(model)
         tell_documents_apart(state_layers(model), Kernels(fla=True))
         batch = batch or collate([make_documents([9, 5, 7])])
         expected = loss_and_gradients(model, batch, "cpu")
         for layer in model.model.layers[:num_layers]:
-            layer.compile(backend="eager")
-        torch.testing.assert_close(loss_and_gradients(model, batch, "cpu"), expected)
+            layer.compile(backend="aot_eager", fullgraph=family == "qwen3_5_text")
+        torch.testing.assert_close(loss_and_gradients(model, batch, "cpu"), expected, atol=1e-4, rtol=1e-4)
+
+
+def test_compiled_layers_hand_the_kernels_the_very_offsets_of_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In forward and backward: the package makes its table of chunks again for any other tensor."""
+    stand_ins.put_stand_ins(monkeypatch)
+    seen: list[torch.Tensor] = []
+    index = sys.modules["fla.ops.utils.index"]
+    monkeypatch.setattr(index, "prepare_chunk_indices", lambda offsets, size: seen.append(offsets) or offsets)
+    model = make_model("qwen3_5_text")
+    collate = chosen(model)
+    tell_documents_apart(state_layers(model), Kernels(fla=True))
+    for layer in model.model.layers:
+        layer.compile(backend="aot_eager")
+    loss_and_gradients(model, collate([make_documents([9, 5, 7])]), "cpu")
+    assert len(seen) == 2 * len(state_layers(model)) > 2
+    assert all(offsets is seen[0] for offsets in seen)
+
+
+@pytest.mark.parametrize("values_per_key", [1, 2])
+def test_repeated_heads_of_keys_are_handed_over_once(values_per_key: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """transformers repeats them for each head of values, until 5.22."""
+    stand_ins.put_stand_ins(monkeypatch)
+    generator = torch.Generator().manual_seed(0)
+    keys = [torch.randn(1, 6, 2, 4, generator=generator, requires_grad=True) for _ in range(2)]
+    value, decay, beta = (torch.rand(1, 6, 2 * values_per_key, *size, generator=generator) for size in ((3,), (), ()))
+    rule = delta_rule(lambda *_: None, gated_delta_rule, Kernels(fla=True), values_per_key)
+    repeated = [tensor.repeat_interleave(values_per_key, dim=2) for tensor in keys]
+    found = []
+    for query, key in (keys, repeated):
+        output, _ = rule(query, key, value, -decay, beta, use_qk_l2norm_in_kernel=True)
+        found.append([output, *torch.autograd.grad(output.square().sum(), keys)])
+    torch.testing.assert_close(*found)
 
 
 def test_on_hopper_some_versions_of_triton_need_tilelang(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -223,7 +258,7 @@ def test_a_rule_that_is_given_documents_takes_no_cache() -> None:
     width=st.integers(1, 4),
 )
 @settings(max_examples=60, deadline=None)
-def test_a_convolution_with_gaps_is_that_of_each_document(lengths: list[list[int]], width: int) -> None:
+def test_a_convolution_of_packed_rows_is_that_of_each_document(lengths: list[list[int]], width: int) -> None:
     generator = torch.Generator().manual_seed(0)
     length = max(map(sum, lengths))
     lengths = [[*row, length - sum(row)] if sum(row) < length else row for row in lengths]
@@ -235,10 +270,14 @@ def test_a_convolution_with_gaps_is_that_of_each_document(lengths: list[list[int
 
     flat = [part for row in lengths for part in row]
     offsets = torch.tensor([0, *flat]).cumsum(0, dtype=torch.int32)
-    found = convolution_with_gaps(convolve, hidden, weight, bias, None, offsets)
+    with_gaps = convolution_with_gaps(convolve, hidden, weight, bias, None, offsets)
+    by_shifts = convolution_by_shifts(hidden, weight, bias, None, offsets)  # in fp32
     for row, of_row in enumerate(lengths):
         parts = [convolve(part[None], weight, bias, None)[0] for part in hidden[row].split(of_row, dim=1)]
-        torch.testing.assert_close(found[row], torch.cat(parts, dim=1))
+        torch.testing.assert_close(with_gaps[row], torch.cat(parts, dim=1))
+        torch.testing.assert_close(by_shifts[row], torch.cat(parts, dim=1), atol=1e-5, rtol=1e-5)
+    whole = convolve(hidden, weight, bias, None)
+    torch.testing.assert_close(convolution_by_shifts(hidden, weight, bias, None, None), whole, atol=1e-5, rtol=1e-5)
 
 
 def test_other_models_of_the_process_keep_their_forward() -> None:
