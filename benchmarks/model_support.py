@@ -26,7 +26,7 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -58,10 +58,10 @@ def measure_missing(results: Path, families: Sequence[PublishedModel], columns: 
         with tempfile.TemporaryDirectory() as folder:
             runs = FamilyRuns(family, Path(folder))
             for column in missing:
-                cell = measure_column(runs, column)
+                cell = measure_column(runs, COLUMNS[column])
                 with results.open("a") as file:
                     file.write(json.dumps({"family": family.name, "column": column} | asdict(cell)) + "\n")
-                print(f"{family.name} {column}: {_shown(cell, [])} {cell.refused}", file=sys.stderr, flush=True)
+                print(f"{family.name} {column}: {shown_cell(cell, [])} {cell.refused}", file=sys.stderr, flush=True)
 
 
 def read_cells(results: Path) -> Cells:
@@ -73,20 +73,25 @@ def read_cells(results: Path) -> Cells:
     return cells
 
 
-def print_table(cells: Cells, families: Sequence[PublishedModel]) -> None:
-    """The table, and below it the lines of refusals, by number."""
+def print_table(cells: Cells, models: Mapping[str, str], columns: Iterable[str]) -> None:
+    """The table, and below it the lines of refusals, by number.
+
+    Args:
+        models: the published model of each family.
+    """
     refusals: list[str] = []
+    columns = list(columns)
     print(f"torch {torch.__version__}, transformers {transformers.__version__}\n")
-    print(f"| family | as in | {' | '.join(COLUMNS)} |\n|{'---|' * (len(COLUMNS) + 2)}")
-    for family in families:
-        shown = [_shown(cells.get((family.name, column)), refusals) for column in COLUMNS]
-        print(f"| {family.name} | {family.model} | {' | '.join(shown)} |")
+    print(f"| family | as in | {' | '.join(columns)} |\n|{'---|' * (len(columns) + 2)}")
+    for family, model in models.items():
+        shown = [shown_cell(cells.get((family, column)), refusals) for column in columns]
+        print(f"| {family} | {model} | {' | '.join(shown)} |")
     print()
     for number, line in enumerate(refusals, 1):
         print(f"{number}. `{line}`")
 
 
-def _shown(cell: SupportCell | None, refusals: list[str]) -> str:
+def shown_cell(cell: SupportCell | None, refusals: list[str]) -> str:
     if cell is None:
         return ""
     if cell.refused:
@@ -112,8 +117,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     families = [all_families[name] for name in given.families or all_families]
     measure_missing(given.results, families, given.columns)
     cells = read_cells(given.results)
-    print_table(cells, families)
-    wanted = [(family.name, column) for family in families for column in given.columns]
+    print_table(cells, {family.name: family.model for family in families}, COLUMNS)
+    return count_wrong(cells, [(family.name, column) for family in families for column in given.columns])
+
+
+def count_wrong(cells: Cells, wanted: Sequence[tuple[str, str]]) -> int:
+    """Print how many cells are wrong or missing. Returns the exit status."""
     wrong = [" ".join(key) for key in wanted if key in cells and not cells[key].is_right]
     missing = [" ".join(key) for key in wanted if key not in cells]
     print(f"\n{len(wanted)} cells, {len(wrong)} wrong {', '.join(wrong)}, {len(missing)} missing {', '.join(missing)}")

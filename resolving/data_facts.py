@@ -25,6 +25,7 @@ class DataFacts:
     is_start: bool = False  # the lengths are of the first rows of a stream alone
     eval_lengths: tuple[np.ndarray, ...] | None = None  # of each validation row; None without validation, too
     label_share: float | None = None  # of the training tokens, those that have a loss
+    image_share: float | None = None  # of the longest row, as many tokens as stand for images in the row with the most
     counts: np.ndarray | None = None  # of each training row (`data.batches.row_counts`); None for a stream, too
     eval_counts: np.ndarray | None = None  # of each validation row; None without validation, too
     num_embeddings: int = 0  # rows that the tokenizer needs
@@ -44,7 +45,8 @@ class DataFacts:
 
 def facts_of_data(data: RunData, processor: Processor, resolved: Resolved) -> DataFacts:
     """The facts of the run's data and its tokenizer. Of a stream the first sequences are known."""
-    label_share = float(np.count_nonzero(data.train.labels != IGNORE_INDEX) / max(1, len(data.train.input_ids)))
+    num_tokens = max(1, len(data.train.input_ids), int(data.train.lengths.sum()))  # captions' images are no ids yet
+    label_share = float(np.count_nonzero(data.train.labels != IGNORE_INDEX) / num_tokens)
     if data.train.has_targets:  # labels are a decoder's targets, apart from its inputs: all have a loss
         label_share = 1.0
     return DataFacts.of_processor(
@@ -54,9 +56,21 @@ def facts_of_data(data: RunData, processor: Processor, resolved: Resolved) -> Da
         is_start=data.train_rows is None,
         eval_lengths=None if data.evaluation is None else _lengths(data.evaluation, data.eval_rows),
         label_share=label_share,
+        image_share=_image_share(data.train, data.train_rows),
         counts=None if data.train_rows is None else row_counts(data.train_rows),
         eval_counts=None if data.eval_rows is None else row_counts(data.eval_rows),
     )
+
+
+def _image_share(sequences: Sequences, rows: Rows | None) -> float | None:
+    """The most tokens that stand for images in a row, as a share of the longest row; None without images."""
+    images, lengths = sequences.num_image_tokens, sequences.lengths
+    if images is None or not len(lengths):
+        return None
+    if rows is not None:
+        images = np.add.reduceat(images[rows.indices], rows.offsets[:-1])
+        lengths = rows.lengths
+    return float(images.max() / lengths.max())
 
 
 def _lengths(sequences: Sequences, rows: Rows | None) -> tuple[np.ndarray, ...]:

@@ -194,6 +194,7 @@ class CausalLM(Task[CausalMicroBatch]):
         widths: Sequence[int],
         *,
         label_share: float,
+        image_share: float | None = None,
         packed: bool,
         by_offsets: bool,
     ) -> CausalMicroBatch:

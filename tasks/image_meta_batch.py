@@ -1,14 +1,15 @@
-"""A batch of images and captions without values, on the meta device: plans are made with it."""
+"""A batch of images and text without values, on the meta device: plans are made with it."""
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from tasks.image_batches import ImageTextMicroBatch
 from tasks.image_positions import GridPositions
+from tasks.image_rows import GRIDS
 from tasks.micro_batch import meta_ids
 from utils.errors import ConfigError
 
@@ -17,61 +18,109 @@ if TYPE_CHECKING:
 
 
 def num_image_tokens(model_config: PreTrainedConfig) -> int:
-    """The positions that an image takes in the text.
+    """The positions that an image, or a tile that it is cut into, takes in the text.
 
     Raises:
-        ConfigError: if a config does not say so, as with models that cut images into tiles.
+        ConfigError: if the config does not say so, as with models whose images are of several sizes.
     """
     queries = getattr(model_config, "num_query_tokens", None)
     if isinstance(queries, int):  # BLIP-2 and InstructBLIP
         return queries
-    vision = model_config.vision_config
+    found = getattr(model_config, "mm_tokens_per_image", None) or getattr(model_config, "image_seq_length", None)
+    vision, kind = model_config.vision_config, model_config.model_type
+    if kind in ("gemma3", "internvl") and isinstance(found, int):
+        return found
     size, patch = getattr(vision, "image_size", None), getattr(vision, "patch_size", None)
-    if isinstance(size, int) and isinstance(patch, int) and hasattr(model_config, "vision_feature_layer"):  # LLaVA
-        # "full" keeps the vision encoder's class token, too.
-        return (size // patch) ** 2 + (getattr(model_config, "vision_feature_select_strategy", "") == "full")
+    if isinstance(size, int) and isinstance(patch, int):
+        side = size // patch
+        if kind in ("idefics3", "smolvlm"):
+            return (side // model_config.scale_factor) ** 2
+        if kind in ("llava", "paligemma") and vision.model_type != "pixtral":
+            # "full" keeps the vision encoder's class token, too.
+            return side**2 + (getattr(model_config, "vision_feature_select_strategy", "") == "full")
     raise ConfigError(
-        f"--dry_run: how many tokens an image becomes in a {model_config.model_type} model is not known before one is "
-        "read; plans are made for BLIP-2 and LLaVA models, and for text"
+        f"--dry_run: how many pixels the tokens of an image stand for in a {kind} model is not known before one is "
+        "read; plans are made for models whose images have one size, or grids of patches (docs/images.md)"
     )
 
 
 def image_meta_batch(
-    config: PreTrainedConfig, rows: int, width: int, longest: int, *, packed: bool, by_offsets: bool
+    config: PreTrainedConfig,
+    rows: int,
+    width: int,
+    longest: int,
+    *,
+    label_share: float,
+    image_share: float | None,
+    packed: bool,
+    by_offsets: bool,
 ) -> ImageTextMicroBatch:
-    """Rows of images and captions, without values; a decoder of its own writes the captions.
+    """Rows of images and text, without values; a decoder of its own writes captions.
 
     Args:
         width: tokens of a row, those of images included, or of a caption that has a row of its own.
         longest: the most tokens of a caption.
+        label_share, image_share: of the tokens of rows, those that are learned, and those that stand for images. None:
+            the data is not at hand, and rows hold images of one size with captions as long as they may be, or images
+            alone.
     """
-    vision, apart = config.vision_config, getattr(config.get_text_config(), "is_encoder_decoder", False)
-    of_image, caption = num_image_tokens(config), min(width, longest)
-    if not apart:
+    has_grids = GridPositions.of_config(config) is not None
+    if getattr(config.get_text_config(), "is_encoder_decoder", False):
+        return _of_captions_apart(config, rows, min(width, longest))
+    if image_share is not None:
+        num_features, num_labels = round(image_share * rows * width), round(label_share * rows * (width - 1))
+    elif has_grids:
+        num_features, num_labels = rows * max(1, width - longest), rows * min(width - 1, longest)
+    else:
+        of_image = num_image_tokens(config)
         caption = max(1, min(longest, width - of_image))
         width = width if packed else min(width, of_image + longest)
-    num_images = rows * (max(1, width // (of_image + caption)) if packed else 1)
-    size, channels = vision.image_size, getattr(vision, "num_channels", 3)
-    read = (rows, of_image + 2 if apart else width)
-    inputs = {
-        "pixel_values": torch.empty(num_images, channels, size, size, device="meta"),
-        "input_ids": meta_ids(*read),
-    }
-    if packed:
-        axes = () if GridPositions.of_config(config) is None else (4,)
-        inputs["position_ids"] = meta_ids(*axes, *read)
+        num_images = rows * (max(1, width // (of_image + caption)) if packed else 1)
+        num_features, num_labels = num_images * of_image, num_images * caption
+    inputs = {"input_ids": meta_ids(rows, width)} | _pixels(config, max(1, num_features))
+    if has_grids:  # unpadded ones, too: transformers would count them from the tokens
+        inputs["position_ids"] = meta_ids(4, rows, width)
+    elif packed:
+        inputs["position_ids"] = meta_ids(rows, width)
     if not by_offsets:  # packed rows get the mask that transformers makes of restarting positions
-        mask = torch.empty(rows, 1, width, width, dtype=torch.bool, device="meta") if packed else meta_ids(*read)
-        inputs["attention_mask"] = mask
-    if apart:
-        inputs["decoder_input_ids"] = meta_ids(rows, caption)
-    num_labels = num_images * caption
+        mask = torch.empty(rows, 1, width, width, dtype=torch.bool, device="meta")
+        inputs["attention_mask"] = mask if packed else meta_ids(rows, width)
+    return _batch(inputs, max(1, num_labels), rows * width)
+
+
+def _of_captions_apart(config: PreTrainedConfig, rows: int, caption: int) -> ImageTextMicroBatch:
+    """A row of an image's tokens and two more, and a caption for each."""
+    of_image = num_image_tokens(config)
+    read = meta_ids(rows, of_image + 2)
+    inputs = {"input_ids": read, "attention_mask": read} | _pixels(config, rows * of_image)
+    return _batch(inputs | {"decoder_input_ids": meta_ids(rows, caption)}, rows * caption, read.numel())
+
+
+def _batch(inputs: dict[str, torch.Tensor], num_labels: int, num_tokens: int) -> ImageTextMicroBatch:
     return ImageTextMicroBatch(
         inputs=inputs,
         target_positions=meta_ids(num_labels),
         targets=meta_ids(num_labels),
-        num_tokens=math.prod(read),
+        num_tokens=num_tokens,
         num_label_tokens=num_labels,
         num_attended_pairs=0,
         source_rows=(),
     )
+
+
+def _pixels(config: Any, num_features: int) -> dict[str, torch.Tensor]:
+    """Images that become at least so many tokens: one of a square grid, or as many of one size as it takes."""
+    vision = config.vision_config
+    channels = getattr(vision, "in_channels", None) or getattr(vision, "num_channels", 3)
+    if GridPositions.of_config(config) is not None:
+        side = math.isqrt(num_features)
+        merged = vision.spatial_merge_size
+        grid = torch.tensor([[1, side * merged, -(-num_features // side) * merged]])
+        of_patch = channels * vision.temporal_patch_size * vision.patch_size**2
+        return {"pixel_values": torch.empty(int(grid.prod()), of_patch, device="meta"), GRIDS: grid}
+    num_images = -(-num_features // num_image_tokens(config))
+    height, width = vision.image_size if isinstance(vision.image_size, (list, tuple)) else [vision.image_size] * 2
+    shape = [num_images, channels, height, width]
+    if config.model_type in ("idefics3", "smolvlm"):  # tiles of a sample
+        shape.insert(0, 1)
+    return {"pixel_values": torch.empty(shape, device="meta")}

@@ -299,12 +299,20 @@ class ImageText(Task[ImageTextMicroBatch]):
         widths: Sequence[int],
         *,
         label_share: float,
+        image_share: float | None = None,
         packed: bool,
         by_offsets: bool,
     ) -> ImageTextMicroBatch:
         (width,) = widths
         return image_meta_batch(
-            model_config, rows, width, train_config.max_text_length, packed=packed, by_offsets=by_offsets
+            model_config,
+            rows,
+            width,
+            train_config.max_text_length,
+            label_share=label_share,
+            image_share=image_share,
+            packed=packed,
+            by_offsets=by_offsets,
         )
 
 

@@ -109,6 +109,7 @@ class Preference(CausalLM):
         widths: Sequence[int],
         *,
         label_share: float,
+        image_share: float | None = None,
         packed: bool,
         by_offsets: bool,
     ) -> PairMicroBatch:

@@ -235,6 +235,7 @@ class Seq2SeqLM(Task[Seq2SeqMicroBatch]):
         widths: Sequence[int],
         *,
         label_share: float,
+        image_share: float | None = None,
         packed: bool,
         by_offsets: bool,
     ) -> Seq2SeqMicroBatch:

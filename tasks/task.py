@@ -312,6 +312,7 @@ class Task(ABC, Generic[Batch]):
         widths: Sequence[int],
         *,
         label_share: float,
+        image_share: float | None = None,
         packed: bool,
         by_offsets: bool,
     ) -> Batch:
@@ -320,6 +321,7 @@ class Task(ABC, Generic[Batch]):
         Args:
             widths: tokens of a row, and of a target if targets are apart.
             label_share: fraction of the tokens that a loss is computed for.
+            image_share: fraction that stands for images; None: the data is not at hand.
             by_offsets: the model takes no mask (`policies.attention.choice`).
 
         Raises:

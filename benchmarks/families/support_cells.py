@@ -32,10 +32,8 @@ NUM_STEPS, RESUMED_AFTER, BATCH = 3, 2, 4
 LIMIT_SECONDS = 400  # layers of several kinds take a while to compile
 # Adam steps by signs at first: at a larger rate, rounding decides those of gradients near zero, and losses drift apart.
 LEARNING = ("--lr", "1e-4")
-LORA = (
-    *("--use_peft", "--lora_config.target_modules", "all-linear", "--lora_config.r", "4"),
-    *("--lora_dropout", "0", "--lr", "1e-3"),
-)
+LEARNING_LORA = ("--use_peft", "--lora_config.r", "4", "--lora_dropout", "0", "--lr", "1e-3")
+LORA = (*LEARNING_LORA, "--lora_config.target_modules", "all-linear")
 FITS = re.compile(r"^(fits|tight|does not fit): ", re.MULTILINE)
 
 
@@ -67,12 +65,25 @@ class FamilyRuns:
     def __init__(self, published: PublishedModel, folder: Path) -> None:
         self.published, self.folder, self.model = published, folder, folder / "model"
         self.printed: dict[str, str] = {}  # by each run, rank 0
-        _in_fork(partial(save_tiny, published, self.model), folder)
+        in_fork(self.save, folder)
+
+    def save(self) -> None:
+        """Save the tiny model, and what its runs read."""
+        save_tiny(self.published, self.model)
+
+    def loss_of(self, model: Path, adapter: Path | None = None) -> float:
+        """transformers' own loss of the documents to evaluate, one at a time, by the model in a folder."""
+        return float(in_fork(partial(_own_loss, model, adapter), self.folder))
+
+    def usual_flags(self) -> list[str]:
+        """Those of all runs, of data."""
+        usual = ["--dataset", f"{documents.__file__}:get_documents", "--num_workers_dataloader", "0"]
+        return [*usual, "--context_length", str(documents.CONTEXT_LENGTH)]
 
     @cached_property
     def own_loss(self) -> float:
         """transformers' own loss of the documents to evaluate, one at a time: its mean over all their labels."""
-        return float(_in_fork(partial(_own_loss, self.model), self.folder))
+        return self.loss_of(self.model)
 
     @cached_property
     def plain(self) -> Path:
@@ -95,8 +106,7 @@ class FamilyRuns:
         self, output: Path, flags: Sequence[str], world_size: int = 1, first: Callable[[], Any] = lambda: None
     ) -> Ended:
         usual = ["--model_name", str(self.model), "--output_dir", str(output), "--mixed_precision", "False"]
-        usual += ["--dataset", f"{documents.__file__}:get_documents", "--num_workers_dataloader", "0"]
-        usual += ["--context_length", str(documents.CONTEXT_LENGTH), "--max_train_step", str(NUM_STEPS)]
+        usual += [*self.usual_flags(), "--max_train_step", str(NUM_STEPS)]
         usual += ["--batch_size_training", str(BATCH // world_size)]
         usual += [] if "--run_validation" in flags else ["--eval_before_training"]
         usual += [] if "--lr" in flags else LEARNING
@@ -116,10 +126,10 @@ def _last_line(printed: str) -> str:
     return (errors or printed.strip().splitlines() or [""])[-1][:300]
 
 
-def measure_column(runs: FamilyRuns, column: str) -> SupportCell:
-    """A column of `COLUMNS`, whatever happens."""
+def measure_column(runs: FamilyRuns, column: Callable[[Any], SupportCell]) -> SupportCell:
+    """A column, whatever happens."""
     try:
-        return COLUMNS[column](runs)
+        return column(runs)
     except RunRefused as refusal:
         return SupportCell(refused=str(refusal).replace(str(runs.model), runs.published.model))
     except Exception as error:
@@ -128,11 +138,11 @@ def measure_column(runs: FamilyRuns, column: str) -> SupportCell:
 
 def padded(runs: FamilyRuns) -> SupportCell:
     """The run's loss before its first step, beside transformers' own."""
-    return SupportCell(_apart([_first_loss(runs.plain)], [runs.own_loss]))
+    return SupportCell(apart([first_loss(runs.plain)], [runs.own_loss]))
 
 
 def packed(runs: FamilyRuns) -> SupportCell:
-    return SupportCell(_apart([_first_loss(runs.run("packed", "--batching_strategy", "packing"))], [runs.own_loss]))
+    return SupportCell(apart([first_loss(runs.run("packed", "--batching_strategy", "packing"))], [runs.own_loss]))
 
 
 def compiled(runs: FamilyRuns) -> SupportCell:
@@ -140,15 +150,15 @@ def compiled(runs: FamilyRuns) -> SupportCell:
     flags = ("--batching_strategy", "padding", "--compile", "True", "--run_validation", "False")
     run = runs.run("compiled", *flags, first=_use_aot_eager)
     how = "".join(re.findall(r"^compute .*, (.*?) *$", runs.printed["compiled"], re.MULTILINE))
-    return SupportCell(_apart(_step_losses(run), _step_losses(runs.plain)), "" if how == "compiled layers" else how)
+    return SupportCell(apart(_step_losses(run), _step_losses(runs.plain)), "" if how == "compiled layers" else how)
 
 
 def lora(runs: FamilyRuns) -> SupportCell:
     """The run's last evaluation beside the loss of what plain peft loads, and whether experts have adapters."""
     run = runs.run("lora", "--batching_strategy", "padding", *LORA)
-    loaded = _in_fork(partial(_own_loss, runs.model, run / "adapter"), runs.folder)
+    loaded = runs.loss_of(runs.model, run / "adapter")
     of_experts = _said_of_experts(runs, _experts_with_adapters(run))
-    return SupportCell(_apart([_best_loss(run)], [loaded]), of_experts)
+    return SupportCell(apart([best_loss(run)], [loaded]), of_experts)
 
 
 def four_bit(runs: FamilyRuns) -> SupportCell:
@@ -162,7 +172,7 @@ def four_bit(runs: FamilyRuns) -> SupportCell:
 
 def two_ranks(runs: FamilyRuns) -> SupportCell:
     run = runs.run("two_ranks", "--batching_strategy", "padding", "--enable_fsdp", world_size=2)
-    return SupportCell(_apart(_losses(run), _losses(runs.plain)))
+    return SupportCell(apart(_losses(run), _losses(runs.plain)))
 
 
 def plan(runs: FamilyRuns) -> SupportCell:
@@ -175,8 +185,8 @@ def plan(runs: FamilyRuns) -> SupportCell:
 
 def saved(runs: FamilyRuns) -> SupportCell:
     """The run's last evaluation beside the loss of the model that transformers loads."""
-    loaded = _in_fork(partial(_own_loss, runs.plain / "model"), runs.folder)
-    return SupportCell(_apart([_best_loss(runs.plain)], [loaded]))
+    loaded = runs.loss_of(runs.plain / "model")
+    return SupportCell(apart([best_loss(runs.plain)], [loaded]))
 
 
 def resumed(runs: FamilyRuns) -> SupportCell:
@@ -203,7 +213,7 @@ COLUMNS: dict[str, Callable[[FamilyRuns], SupportCell]] = {
 }
 
 
-def _apart(ours: Sequence[float], theirs: Sequence[float]) -> float:
+def apart(ours: Sequence[float], theirs: Sequence[float]) -> float:
     if len(ours) != len(theirs) or not ours:
         raise RunFailed(f"{len(ours)} losses beside {len(theirs)}")
     apart = [abs(a - b) / max(1.0, abs(b)) for a, b in zip(ours, theirs, strict=True)]
@@ -214,11 +224,11 @@ def _eval_losses(run: Path) -> list[float]:
     return [event["loss"] for event in read_events(run) if event["event"] == "eval"]
 
 
-def _first_loss(run: Path) -> float:
+def first_loss(run: Path) -> float:
     return _eval_losses(run)[0]
 
 
-def _best_loss(run: Path) -> float:
+def best_loss(run: Path) -> float:
     return min(_eval_losses(run)[1:])
 
 
@@ -235,7 +245,7 @@ def _use_aot_eager() -> None:
     torch.compile = partial(torch.compile, backend="aot_eager")  # of this fork
 
 
-def _in_fork(function: Callable[[], Any], folder: Path) -> Any:
+def in_fork(function: Callable[[], Any], folder: Path) -> Any:
     """Its result, which JSON can hold."""
     result = folder / "result.json"
     pid = run_forked(lambda: result.write_text(json.dumps(function())), folder / "output", OMP_NUM_THREADS="1")

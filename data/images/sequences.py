@@ -48,6 +48,11 @@ class ImageSequences(Sequences):
         """Tokens of each row, int64 [captions]: those of image, prompt and caption, or of the caption alone."""
         return super().lengths if self.num_before is None else self.num_before + super().lengths
 
+    @property
+    def num_image_tokens(self) -> np.ndarray | None:
+        """Tokens of each row before its caption, int64 [captions]."""
+        return self.num_before
+
     def describe(self, split: str) -> list[str]:
         """Lines on what was cut and what was left out; none if all is well."""
         lines = []

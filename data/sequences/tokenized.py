@@ -137,6 +137,11 @@ class Sequences:
         return self.input_ids, self.labels, *(self.of_tokens[name] for name in sorted(self.of_tokens))
 
     @property
+    def num_image_tokens(self) -> np.ndarray | None:
+        """Tokens of each sequence that stand for images, or may, int64 [sequences]; None if it has no images."""
+        return None
+
+    @property
     def has_targets(self) -> bool:
         """Whether labels are texts of their own (of an encoder-decoder), and not those of the input tokens."""
         return self.label_offsets is not self.offsets

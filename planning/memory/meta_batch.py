@@ -7,7 +7,14 @@ from tasks.task import MicroBatch
 
 
 def meta_batch(
-    resolved: Resolved, rows: int, widths: tuple[int, ...], *, label_share: float, packed: bool, by_offsets: bool
+    resolved: Resolved,
+    rows: int,
+    widths: tuple[int, ...],
+    *,
+    label_share: float,
+    image_share: float | None = None,
+    packed: bool,
+    by_offsets: bool,
 ) -> MicroBatch:
     """A micro-batch of the run's task; see `tasks.task.Task.meta_batch`, also for what is raised."""
     return resolved.task.meta_batch(
@@ -16,6 +23,7 @@ def meta_batch(
         rows,
         widths,
         label_share=label_share,
+        image_share=image_share,
         packed=packed,
         by_offsets=by_offsets,
     )

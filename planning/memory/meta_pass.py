@@ -10,6 +10,7 @@ from torch import nn
 
 from planning.machines.cards import Card
 from planning.memory.device_kernels import Capability, KernelsOfCard
+from planning.memory.known_values import known_values
 from planning.memory.meta_batch import meta_batch
 from planning.memory.row_lengths import RowLengths
 from planning.model.planned_model import PlannedModel
@@ -40,7 +41,13 @@ def pass_on_meta(
     # Ranks that share rows have parts of them; the model's attention counts whole rows of its heads.
     widths = tuple(-(-width // resolved.policies.context.size) for width in widths)
     batch = meta_batch(
-        resolved, num_rows, widths, label_share=rows.label_share, packed=rows.packed, by_offsets=by_offsets
+        resolved,
+        num_rows,
+        widths,
+        label_share=rows.label_share,
+        image_share=rows.image_share,
+        packed=rows.packed,
+        by_offsets=by_offsets,
     )
     has_mask = not rows.packed and not by_offsets
     model.train(trains)
@@ -52,6 +59,7 @@ def pass_on_meta(
         computed_in(model, precision.compute_dtype if precision.casts else None),
         buffers_on_meta(model),
         KernelsOfCard(kernels_of(card), answer=not has_mask),
+        known_values() if resolved.task.READS_IMAGES else nullcontext(),
     ):
         yield batch, lambda: resolved.task.summed_loss(model, batch)
 

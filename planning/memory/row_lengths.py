@@ -29,6 +29,7 @@ class RowLengths:
     widest: tuple[int, ...]  # no micro-batch of the run is wider: it decides whether the run fits
     typical: tuple[int, ...]  # of micro-batches on average
     label_share: float = 1.0  # of the tokens that a loss is computed for
+    image_share: float | None = None  # of the tokens of a row, those that stand for images, at most; None: not known
     eval_rows: int = 1
     eval_widest: tuple[int, ...] | None = None  # of an evaluation's micro-batches; None: as in training
     packed: bool = False  # several sequences share a row

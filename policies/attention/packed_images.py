@@ -10,7 +10,10 @@ from configs.run import RunConfig
 from utils.errors import ConfigError
 
 KNOWN_TO_PACK = frozenset(
-    ("gemma3", "idefics3", "llava", "qwen2_5_vl", "qwen2_vl", "smolvlm"),
+    (
+        *("aya_vision", "gemma3", "idefics3", "internvl", "llava", "llava_next", "llava_onevision", "mistral3"),
+        *("glm46v", "glm4v", "glm4v_moe", "qwen2_5_vl", "qwen2_vl", "qwen3_vl", "qwen3_vl_moe", "smolvlm"),
+    )
 )
 """The model types whose losses and gradients of packed rows were measured to be those of one sample at a time
 (docs/support.md). Others are padded, unless packing is asked for: then `policies.attention.packing_leaks` decides."""

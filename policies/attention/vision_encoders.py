@@ -7,6 +7,7 @@ them, layer after layer, for which the host waits for the device, and compiled l
 from __future__ import annotations
 
 import inspect
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -49,7 +50,9 @@ def attention_of_each_image(
     Returns:
         [1, patches, heads, head_dim], and no attention weights.
     """
-    if cu_seq_lens_q is None or query.is_meta:  # a plan counts SDPA's kernel, which keeps the same
+    if query.is_meta and cu_seq_lens_q is not None and not cu_seq_lens_q.is_meta:
+        return _without_values(module, query, key, value, cu_seq_lens_q, scaling), None
+    if cu_seq_lens_q is None or query.is_meta:
         return sdpa_attention_forward(
             module, query, key, value, None, dropout=dropout, scaling=scaling, is_causal=False
         )
@@ -58,6 +61,18 @@ def attention_of_each_image(
     kernel: Callable[..., Any] = attention_of_each_sequence if query.is_cpu else varlen_attn
     output = kernel(*patches, cu_seq_lens_q, cu_seq_lens_q, longest, longest, scale=scaling, window_size=_BOTH_WAYS)
     return output[None], None
+
+
+def _without_values(
+    module: nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, offsets: torch.Tensor, scale: Any
+) -> torch.Tensor:
+    """The same of a plan, which counts SDPA's kernels: they keep as much. Images of one size are computed at once."""
+    outputs = []
+    for length, number in Counter(offsets.diff().tolist()).items():
+        parts = [t[0, :, : length * number].unflatten(1, (number, length)).transpose(0, 1) for t in (query, key, value)]
+        output, _ = sdpa_attention_forward(module, parts[0], parts[1], parts[2], None, scaling=scale, is_causal=False)
+        outputs.append(output.flatten(0, 1))
+    return torch.cat(outputs)[None]
 
 
 def read_images_apart(model: PreTrainedModel, device: DeviceFacts, compute_dtype: torch.dtype) -> None:

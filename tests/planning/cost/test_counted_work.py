@@ -87,11 +87,16 @@ def flops_of_a_real_step(planned: PlannedModel) -> int:
     batch = meta_batch(resolved, 2, ROWS.widest, label_share=1.0, packed=False, by_offsets=False)
 
     def real(value: Any) -> Any:
-        return tree_map_only(torch.Tensor, lambda tensor: torch.ones(tensor.shape, dtype=tensor.dtype), value)
+        ones = lambda t: torch.ones(t.shape, dtype=t.dtype) if t.is_meta else t  # noqa: E731
+        return tree_map_only(torch.Tensor, ones, value)
 
     batch = replace(batch, **{field.name: real(getattr(batch, field.name)) for field in fields(batch)})
     image_id = getattr(resolved.model_config, "image_token_id", None) or resolved.model_config.image_token_index
-    batch.inputs["input_ids"][:, : num_image_tokens(resolved.model_config)] = image_id
+    if (grids := batch.inputs.get("image_grid_thw")) is not None:
+        num_features = int(grids.prod(-1).sum()) // resolved.model_config.vision_config.spatial_merge_size**2
+        batch.inputs["input_ids"].flatten()[:num_features] = image_id
+    else:
+        batch.inputs["input_ids"][:, : num_image_tokens(resolved.model_config)] = image_id
     with FlopCounterMode(display=False) as counter:
         resolved.task.summed_loss(model, batch).backward()
     found = counter.get_flop_counts()["Global"]
@@ -100,7 +105,10 @@ def flops_of_a_real_step(planned: PlannedModel) -> int:
 
 @pytest.mark.parametrize(
     ("name", "flags"),
-    select_product(["blip2_opt", "blip2_t5", "llava"], ["--freeze_vision", "--freeze_language_model", "--use_peft"]),
+    select_product(
+        ["blip2_opt", "blip2_t5", "llava", "gemma3", "qwen2_5_vl"],
+        ["--freeze_vision", "--freeze_language_model", "--use_peft"],
+    ),
 )
 def test_as_much_is_counted_as_a_real_step_of_an_image_model_computes(name: str, flags: str, tmp_path: Path) -> None:
     planned = planned_image_model(name, tmp_path, flags)
