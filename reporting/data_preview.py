@@ -80,7 +80,10 @@ def sample_spans(examples: Sequences, tokenizer: PreTrainedTokenizerBase) -> lis
         if num_samples > 1:
             heading = f"[sample {number + 1} of {num_samples} of the first conversation]\n"
             spans.append(TextSpan(f"\n{heading}" if number else heading, False))
-        ids, labels = examples[number][:2]
+        sequence = examples[number]
+        ids, labels = sequence[:2]
+        if (places := getattr(sequence, "places", None)) is not None:
+            ids, labels = _one_token_each(ids, labels, places)
         if examples.has_targets:
             spans += [
                 TextSpan("[source]\n", False),
@@ -91,6 +94,18 @@ def sample_spans(examples: Sequences, tokenizer: PreTrainedTokenizerBase) -> lis
         else:
             spans += _shortened(tokenizer, ids, labels != IGNORE_INDEX, SHOWN_TOKENS // num_samples)
     return spans
+
+
+def _one_token_each(ids: np.ndarray, labels: np.ndarray, places: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """A sample with one token for each image, as its template writes them: hundreds would hide its text.
+
+    Args:
+        places: of the images, int64 [images, 2] (`data.images.samples.ImageSample`).
+    """
+    is_shown = np.ones(len(ids), dtype=bool)
+    for first, last in places.tolist():
+        is_shown[first + 1 : last] = False
+    return ids[is_shown], labels[is_shown]
 
 
 def _shortened(

@@ -97,16 +97,20 @@ class ImageSamples(Sequences):
                 f"{split}: {plural(self.num_images_cut, 'sample')} left out: longer than context_length, and an image "
                 "would be cut (--max_pixels makes images smaller, --context_length samples longer)"
             )
+        return [*lines, *self.figures(split)]
+
+    def figures(self, split: str) -> list[str]:
+        """A line on the images and their tokens, if there are any."""
         has_images = self.num_images > 0
-        if has_images.any():
-            tokens = self.num_image_tokens[has_images]
-            low, middle, high = (round(float(np.percentile(tokens, share))) for share in (0, 50, 100))
-            lines.append(
-                f"{split}: {plural(int(self.num_images.sum()), 'image')} in {int(has_images.sum()):,} of "
-                f"{plural(len(self), 'sample')}; image tokens of such a sample: {low:,} at least, {middle:,} in the "
-                f"median, {high:,} at most"
-            )
-        return lines
+        if not has_images.any():
+            return []
+        tokens = self.num_image_tokens[has_images]
+        low, middle, high = (round(float(np.percentile(tokens, share))) for share in (0, 50, 100))
+        return [
+            f"{split}: {plural(int(self.num_images.sum()), 'image')} in {int(has_images.sum()):,} of "
+            f"{plural(len(self), 'sample')}; image tokens of such a sample: {low:,} at least, {middle:,} in the "
+            f"median, {high:,} at most"
+        ]
 
     @property
     def num_bytes_held(self) -> int:

@@ -116,6 +116,10 @@ class Sequences:
         """The fields besides those of this class, of these sequences end to end (`data.batches.mixing`)."""
         return {}
 
+    def figures(self, split: str) -> list[str]:
+        """Lines on what the samples hold besides text."""
+        return []
+
     @property
     def num_bytes_held(self) -> int:
         """Bytes of host memory that the samples hold besides their tokens."""

@@ -247,6 +247,7 @@ class Stream:
             f"train: streamed, drawn from {self.shuffle_buffer_size:,} samples at a time ({size} of host memory on "
             "every rank)"
         ]
+        lines += [line for part in head for line in part.figures("the first training samples")]
         lines += [
             f"train: the function of {source.dataset} returned a {type(rows).__name__}, which is in memory as a whole; "
             "return a generator or an IterableDataset to stream"

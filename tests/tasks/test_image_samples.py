@@ -15,6 +15,7 @@ from transformers import AutoModelForImageTextToText
 from data.batches.padding import PaddedWidth
 from data.batches.step_loader import Unreadable
 from data.processors.written_images import ImageWriter
+from reporting.data_preview import sample_spans
 from tasks.image_batches import ImageTextMicroBatch
 from tasks.image_masks import ImageMasks
 from tasks.image_positions import GridPositions
@@ -156,6 +157,13 @@ def test_a_picture_that_its_camera_turned_has_the_tokens_of_what_is_seen(tmp_pat
     grids = batch.inputs["image_grid_thw"].tolist()
     assert grids[0] == grids[1]
     assert grids[0][1] > grids[0][2]
+
+
+def test_the_preview_shows_an_image_as_the_template_writes_it(tmp_path: Path) -> None:
+    processor = chat_processor("qwen2_vl")
+    samples = read_chats(processor, write_chats(tmp_path))
+    shown = "".join(span.text for span in sample_spans(samples, processor.tokenizer))
+    assert shown.count("<|vision_start|><|image_pad|><|vision_end|>") == len(samples[0].places) == 2
 
 
 def test_an_image_that_changed_since_its_row_was_read_ends_the_run_with_the_row(tmp_path: Path) -> None:
