@@ -117,7 +117,9 @@ def read_conversation(
     if images is None:
         refuse_media(example, [message["content"] for message in messages])
     else:
-        refuse_media({name: value for name, value in example.items() if name not in IMAGE_COLUMNS}, ())
+        taken = (config.image_column,) if config.image_column else IMAGE_COLUMNS
+        others = {name: value for name, value in example.items() if name not in taken}
+        refuse_media(others, (), trained_on="text and images alone")
         messages, in_order = images.placed(messages)
     is_answer = [message["role"] == "assistant" for message in messages]
     if needs_answer and not any(is_answer[len(before) :]):

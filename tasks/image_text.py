@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property, partial
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, cast
 
 import torch
@@ -16,26 +14,19 @@ from configs.run import RunConfig
 from configs.train_settings.data import DEFAULT_CONTEXT_LENGTH
 from configs.training import TrainConfig
 from data.batches.padding import EXACT, padding_id
-from data.images.caption_rows import CaptionRows, Picture
+from data.images.caption_rows import Picture
 from data.images.opening import open_image
-from data.images.sample_building import build_image_samples
 from data.images.samples import ImageSample
-from data.images.sequences import build_image_sequences
 from data.processors import processor_loading
-from data.processors.image_lengths import tokens_before_captions
-from data.processors.image_tokens import placeholders_of
 from data.processors.processor_loading import (
     blank_image,
     image_inputs,
     learned_token_type,
-    num_end_tokens,
     prompt_text,
-    refusal_of_size,
 )
 from data.processors.written_images import TEXT_INPUTS, ImageWriter
-from data.sequences.causal import Truncation
 from data.sequences.reading import Reading
-from data.sequences.tokenized import Sequences, TokenSequence
+from data.sequences.tokenized import TokenSequence
 from data.tokens.encoding import Caption
 from tasks.causal_lm import CausalLM
 from tasks.flops import Cost, Flops, UnknownFlops, flops_per_token
@@ -57,12 +48,13 @@ from tasks.image_batches import (
     ImageCollator,
     ImageTextMicroBatch,
     lengthened,
-    prompts_of_images,
 )
 from tasks.image_flops import ImageFlops
+from tasks.image_generation import caption_prompts, new_texts, new_tokens, on_device
 from tasks.image_masks import ImageMasks
 from tasks.image_meta_batch import image_meta_batch
 from tasks.image_positions import GridPositions
+from tasks.image_reading import BuildImageSequences, end_id
 from tasks.image_rows import RowsOfImages
 from tasks.image_sample_batches import CaptionsOrSamples, ImageSampleCollator
 from tasks.seq2seq_lm import Seq2SeqLM, check_decoder_tokens
@@ -183,7 +175,7 @@ class ImageText(Task[ImageTextMicroBatch]):
         Or conversations, whose tokens are those of their images, too.
         """
         is_apart = getattr(model_config.get_text_config(), "is_encoder_decoder", False)
-        build = _BuildSequences(processor, train_config.max_text_length, is_apart)
+        build = BuildImageSequences(processor, train_config.max_text_length, is_apart)
         return Reading(Caption(end_id(processor, model_config), takes_templates=not is_apart), build)
 
     def make_collator(
@@ -233,7 +225,7 @@ class ImageText(Task[ImageTextMicroBatch]):
             ConfigError: if the model has no positions for image, prompt and answer.
         """
         assert settings.image is not None
-        inputs = _asked(
+        inputs = caption_prompts(
             model, processor, [Picture(open_image(settings.image), prompt)], processor.tokenizer.eos_token_id
         )
         is_encoder_decoder = getattr(model.config.get_text_config(), "is_encoder_decoder", False)
@@ -247,8 +239,8 @@ class ImageText(Task[ImageTextMicroBatch]):
             pad_token_id=processor.tokenizer.eos_token_id,
             **sampling(settings.temperature),
         )
-        new_tokens = _new_tokens(inputs["input_ids"], output)[0]
-        return answer_of(processor.tokenizer, new_tokens, settings.max_new_tokens, end_ids)
+        answer = new_tokens(inputs["input_ids"], output)[0]
+        return answer_of(processor.tokenizer, answer, settings.max_new_tokens, end_ids)
 
     def prompted_answer(self, sequence: TokenSequence) -> PromptedAnswer:
         """The last answer of a conversation, with all that comes before it.
@@ -274,13 +266,13 @@ class ImageText(Task[ImageTextMicroBatch]):
             collate = ImageSampleCollator(ImageWriter.of(processor), RowsOfImages(settings.padding_id, EXACT))
             starts = [last_answer(sequence.labels).start for sequence in sequences]
             inputs, number = collate.prompts(sequences, starts)
-            inputs = _on_device(inputs, model)
+            inputs = on_device(inputs, model)
             output = generate_tokens(model, inputs, settings, in_step=in_step)
-            return _answers(processor, inputs["input_ids"], output)[:number]
+            return new_texts(processor, inputs["input_ids"], output)[:number]
         pictures = [sequence.pictures.open(sequence.place) for sequence in sequences]
-        inputs = _asked(model, processor, pictures, settings.padding_id)
+        inputs = caption_prompts(model, processor, pictures, settings.padding_id)
         output = generate_tokens(model, inputs, settings, in_step=in_step)
-        return _answers(processor, inputs["input_ids"], output)
+        return new_texts(processor, inputs["input_ids"], output)
 
     def load_processor(self, train_config: TrainConfig) -> Any:
         return processor_loading.load_processor(train_config)
@@ -333,87 +325,3 @@ def _text_task(language_model: PreTrainedModel) -> Task:
 def _has_head(module: nn.Module, output: nn.Module) -> bool:
     find = getattr(module, "get_output_embeddings", None)
     return find is not None and find() is output
-
-
-@dataclass
-class _BuildSequences:
-    """Makes sequences of captions, or samples of conversations, whichever the rows are.
-
-    Of captions the collator checks the context length, because it opens the image that says how many tokens it is.
-    """
-
-    processor: Any
-    max_text_length: int
-    is_apart: bool  # captions are in a row of their own
-
-    def __call__(
-        self,
-        rows: Iterable[Mapping[str, Any]],
-        *,
-        name: str,
-        context_length: int,
-        truncation: Truncation = "right",
-        first_row: int = 0,
-        is_part: bool = False,
-    ) -> Sequences:
-        numbered: dict[str, Any] = {"name": name, "first_row": first_row, "is_part": is_part}
-        if isinstance(rows, CaptionRows):
-            return build_image_sequences(
-                rows,
-                max_text_length=self.max_text_length,
-                refusal_of=partial(refusal_of_size, self.processor),
-                count_before=None if self.is_apart else partial(tokens_before_captions, self.processor),
-                placeholders=placeholders_of(self.processor),
-                **numbered,
-            )
-        return build_image_samples(
-            rows,
-            context_length=context_length,
-            truncation=truncation,
-            image_token=self._image_token,
-            **numbered,
-        )
-
-    @cached_property
-    def _image_token(self) -> int:
-        return ImageWriter.of(self.processor).token_id
-
-
-def end_id(processor: Any, model_config: PreTrainedConfig) -> int:
-    """The token that ends a caption: the tokenizer's, or the one at which the model stops.
-
-    BLIP-2 and InstructBLIP generate by their language model's own config, which names another one (a new line).
-    """
-    own = getattr(model_config.get_text_config(), "eos_token_id", None)
-    generates_by_it = hasattr(model_config, "use_decoder_only_language_model")
-    return own if generates_by_it and isinstance(own, int) else processor.tokenizer.eos_token_id
-
-
-def _asked(
-    model: GeneratingModel, processor: Any, pictures: Sequence[Picture], padding: int
-) -> dict[str, torch.Tensor]:
-    """The model's inputs up to where captions begin, on its device, padded on the left."""
-    of_one_text = not getattr(model.config.get_text_config(), "is_encoder_decoder", False)
-    cut = num_end_tokens(processor.tokenizer) if of_one_text else 0
-    rows = [image_inputs(processor, picture.image, prompt_text(processor, picture.prompt)) for picture in pictures]
-    return _on_device(prompts_of_images(rows, cut, padding), model)
-
-
-def _on_device(inputs: Mapping[str, torch.Tensor], model: GeneratingModel) -> dict[str, torch.Tensor]:
-    return {
-        name: value.to(model.device, model.dtype if value.is_floating_point() else value.dtype)
-        for name, value in inputs.items()
-    }
-
-
-def _answers(processor: Any, asked: torch.Tensor, output: torch.Tensor) -> list[str]:
-    """The new texts."""
-    new_tokens = _new_tokens(asked, output)
-    return [text.strip() for text in processor.tokenizer.batch_decode(new_tokens, skip_special_tokens=True)]
-
-
-def _new_tokens(asked: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
-    """The output without the prompt's ids, which decoders return first if they have read them."""
-    width = asked.shape[1]
-    repeats = output.shape[1] >= width and torch.equal(output[:, :width], asked)
-    return output[:, width:] if repeats else output

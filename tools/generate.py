@@ -48,12 +48,14 @@ def answer_all(given: argparse.Namespace) -> None:
     if not prompts:
         raise ConfigError("--prompt: there is nothing to answer; give --prompt TEXT or --prompts FILE")
     loaded = load(given.path, given.base, given.image)
-    chat = None
-    if given.chat or any(prompt.turns is not None for prompt in prompts):
+    chat, has_turns = None, any(prompt.turns is not None for prompt in prompts)
+    # The processor of images writes a prompt as a user's turn by itself, if it has a template.
+    writes_turns = loaded.task.READS_IMAGES and bool(getattr(loaded.processor, "chat_template", None)) and not has_turns
+    if not writes_turns and (given.chat or has_turns):
         template = _chat_template(given, loaded)
         prompts = _prompts(given, data, template)  # again, now that it is known which roles the template has
         chat = ChatForm.of(loaded.processor, split_special_tokens=data.splits_special_tokens)
-    if data.chats and not given.chat and any(prompt.turns is None for prompt in prompts):
+    if data.chats and not given.chat and not writes_turns and any(prompt.turns is None for prompt in prompts):
         print_line(
             f"{given.path} was trained on chats ({data.chats}), and these prompts are not written as turns; give "
             "--chat to ask as in training",
@@ -77,7 +79,9 @@ def _prompts(given: argparse.Namespace, data: TrainedOn, chat_template: Any = ""
 
 def _chat_template(given: argparse.Namespace, loaded: LoadedModel) -> Any:
     if loaded.task.READS_IMAGES:
-        raise ConfigError("--chat: the processor writes the chat template around an image by itself; leave it out")
+        if given.prompts:
+            raise ConfigError(f"--prompts: turns of {given.prompts} about an image are not answered; give texts")
+        raise ConfigError(f"--chat: the processor of {given.path} has no chat template; leave it out")
     if not loaded.processor.chat_template:
         what = f"the tokenizer of {given.path} has no chat template"
         raise ConfigError(

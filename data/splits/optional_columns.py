@@ -61,7 +61,7 @@ def read_history(example: Mapping[str, Any], name: str | None) -> Iterator[tuple
         yield turn[0], turn[1]
 
 
-def refuse_media(example: Mapping[str, Any], texts: Iterable[str]) -> None:
+def refuse_media(example: Mapping[str, Any], texts: Iterable[str], trained_on: str = "text alone") -> None:
     """Refuse a row with images, sound or video, which no model for text reads.
 
     Args:
@@ -74,4 +74,4 @@ def refuse_media(example: Mapping[str, Any], texts: Iterable[str]) -> None:
         if example.get(column) in (None, [], "", {}):
             continue
         if column not in MEDIA or any(f"<{column}>" in text for text in texts):
-            raise BadExample(f"column {column} holds what a run on text alone would lose")
+            raise BadExample(f"column {column} holds what a run on {trained_on} would lose")

@@ -328,6 +328,14 @@ def test_a_row_whose_images_cannot_be_told_is_refused_or_left_out(
     assert [sample.source_row for sample in read_chats(processor, table, skip_bad_rows=True)] == [0, 2]
 
 
+def test_a_column_of_images_that_is_named_is_the_only_one(processor: Any, folder: Path) -> None:
+    row = answered("<image>", photo="pictures/red.png")
+    (sample,) = read_chats(processor, write(folder / "a.jsonl", [row]), image_column="photo")
+    assert colours_of(sample) == [RED]
+    with pytest.raises(ConfigError, match=r"row 1: column images holds what a run on text and images alone would lose"):
+        read_chats(processor, write(folder / "b.jsonl", [row | {"images": ["x.png"]}]), image_column="photo")
+
+
 SPELLED: dict[str, Callable[[str], dict[str, Any]]] = {
     "question": lambda token: answered(f"<image>{token} red ?", images=["pictures/red.png"]),
     "answer": lambda token: {

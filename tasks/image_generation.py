@@ -1,0 +1,43 @@
+"""Inputs that models of image and text generate from, and the texts that they return."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from data.images.caption_rows import Picture
+from data.processors.processor_loading import image_inputs, num_end_tokens, prompt_text
+from tasks.generation import GeneratingModel
+from tasks.image_batches import prompts_of_images
+
+
+def caption_prompts(
+    model: GeneratingModel, processor: Any, pictures: Sequence[Picture], padding: int
+) -> dict[str, torch.Tensor]:
+    """The model's inputs up to where captions begin, on its device, padded on the left."""
+    of_one_text = not getattr(model.config.get_text_config(), "is_encoder_decoder", False)
+    cut = num_end_tokens(processor.tokenizer) if of_one_text else 0
+    rows = [image_inputs(processor, picture.image, prompt_text(processor, picture.prompt)) for picture in pictures]
+    return on_device(prompts_of_images(rows, cut, padding), model)
+
+
+def on_device(inputs: Mapping[str, torch.Tensor], model: GeneratingModel) -> dict[str, torch.Tensor]:
+    return {
+        name: value.to(model.device, model.dtype if value.is_floating_point() else value.dtype)
+        for name, value in inputs.items()
+    }
+
+
+def new_texts(processor: Any, asked: torch.Tensor, output: torch.Tensor) -> list[str]:
+    """The new texts."""
+    tokens = new_tokens(asked, output)
+    return [text.strip() for text in processor.tokenizer.batch_decode(tokens, skip_special_tokens=True)]
+
+
+def new_tokens(asked: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
+    """The output without the prompt's ids, which decoders return first if they have read them."""
+    width = asked.shape[1]
+    repeats = output.shape[1] >= width and torch.equal(output[:, :width], asked)
+    return output[:, width:] if repeats else output
