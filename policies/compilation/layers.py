@@ -135,8 +135,26 @@ def compile_layers(
             continue
         module.compile(dynamic=dynamic)
         call: Any = module._compiled_call_impl
-        if fallback is not None:
-            module._compiled_call_impl = fallback.around(call, module._call_impl)
+        if any(parameter.requires_grad for parameter in module.parameters()):
+            call = _with_gradient(call)
+        module._compiled_call_impl = call if fallback is None else fallback.around(call, module._call_impl)
+
+
+def _with_gradient(compiled: Callable[..., Any]) -> Callable[..., Any]:
+    """The compiled call of a layer with trained weights, whose hidden states always need a gradient in training.
+
+    Those of the first layer need none behind frozen embeddings, and torch would compile a graph of its own for that. So
+    one layer computes a gradient that nobody reads: with LoRA on a Llama, three products of its seven in backward.
+    """
+
+    @functools.wraps(compiled)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        states = args[0] if args else None
+        if torch.is_grad_enabled() and isinstance(states, torch.Tensor) and states.is_floating_point():
+            args = (states if states.requires_grad else states.detach().requires_grad_(), *args[1:])
+        return compiled(*args, **kwargs)
+
+    return call
 
 
 def compile_for_any_rows(

@@ -18,7 +18,13 @@ from torch._dynamo.exc import BackendCompilerFailed
 from torch._dynamo.utils import counters
 
 from planning.model.compiled_loss import compiled_cross_entropy
-from policies.compilation.layers import CompilationError, EagerFallback, compilation_named, compile_layers
+from policies.compilation.layers import (
+    CompilationError,
+    EagerFallback,
+    compilation_named,
+    compile_layers,
+    num_compiled,
+)
 from policies.loss.compiled_cross_entropy import compile_cross_entropy
 from policies.loss.summed_loss import summed_cross_entropy, use_summed_loss
 from policies.optimizers.compiled_adamw import CompiledAdamW
@@ -117,6 +123,24 @@ def test_what_does_not_compile_runs_as_written_and_says_so_in_one_line(
     (line,) = said
     assert line.startswith("--compile auto: the run goes on uncompiled: torch.compile failed (backend=")
     assert line.endswith(" raised: RuntimeError: no kernel fits)")
+
+
+def test_one_graph_serves_all_layers_with_adapters_and_none_trains_what_is_frozen(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The first layer's hidden states come from frozen embeddings."""
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager"))
+    wanted = trained(with_lora(make_model("llama")).get_base_model(), None)
+    torch._dynamo.reset()
+    base = with_lora(make_model("llama")).get_base_model()
+    compile_layers(list(base.model.layers), widths_vary=True)
+    before = num_compiled()
+    found = trained(base, None)
+    assert num_compiled() - before == 1
+    assert found[0] == pytest.approx(wanted[0], rel=1e-6)
+    for one, other in zip(found[1], wanted[1], strict=True):
+        assert (one is None) is (other is None)
+        assert one is None or torch.allclose(one, other, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.slow
