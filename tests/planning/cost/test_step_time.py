@@ -68,6 +68,11 @@ def test_the_parts_of_a_step_follow_the_flags(tmp_path: Path) -> None:
     assert steps(f"{sharded} --activation_checkpointing off").step.matrix_products < base.step.matrix_products
     assert steps(f"{sharded} --optimizer SGD --momentum 0").step.optimizer < base.step.optimizer
     assert steps(f"{sharded} --fsdp_cpu_offload").step.host_transfers > base.step.host_transfers == 0
+    for on_host in ("--fsdp_cpu_offload", "--optimizer_cpu_offload"):
+        # With clipping the update begins after backward. Under --wrap root no forward pass hides the rest of it.
+        begun, clipped = (steps(f"{sharded} {on_host} {more}").step for more in ("", "--gradient_clipping"))
+        assert begun.optimizer < clipped.optimizer
+        assert clipped.optimizer < steps(f"{sharded} {on_host} --gradient_clipping --wrap root").step.optimizer
     assert steps(f"{sharded} --sharding_strategy SHARD_GRAD_OP").communication_seconds < base.communication_seconds
     apart = parse_hardware("2xA100-80GB", nodes=2, network_gbps=10)
     full, hybrid = steps(sharded, apart), steps(f"{sharded} --hsdp", apart)

@@ -209,14 +209,21 @@ def test_the_ledger_counts_the_states(name: str, wide_model: Path, tmp_path: Pat
     assert event["optimizer_gib"] * 2**30 == pytest.approx(foreseen - in_host)
 
 
-@pytest.mark.parametrize("name", ["anyprecision", "Adafactor"])
+@pytest.mark.parametrize(
+    ("name", "offload"),
+    [
+        ("anyprecision", "--fsdp_cpu_offload"),
+        ("anyprecision", "--optimizer_cpu_offload"),
+        ("Adafactor", "--fsdp_cpu_offload"),
+    ],
+)
 @pytest.mark.parametrize("nproc", [1, pytest.param(2, marks=needs_two)])
-def test_losses_with_weights_in_host_memory_are_the_same(
-    nproc: int, name: str, wide_model: Path, tmp_path: Path
+def test_losses_with_steps_in_host_memory_are_the_same(
+    nproc: int, name: str, offload: str, wide_model: Path, tmp_path: Path
 ) -> None:
     flags = ["--enable_fsdp", "--mixed_precision", "False", *OPTIMIZERS[name]]
     run(wide_model, tmp_path / "a", nproc, *flags)
-    run(wide_model, tmp_path / "b", nproc, *flags, "--fsdp_cpu_offload")
+    run(wide_model, tmp_path / "b", nproc, *flags, offload)
     found, wanted = ([e["loss"] for e in train_events(tmp_path / run_name)] for run_name in "ba")
     assert found == pytest.approx(wanted, rel=1e-4)
 
