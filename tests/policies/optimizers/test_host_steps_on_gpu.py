@@ -1,6 +1,6 @@
 """On a GPU, layers read weights that the CPU's last step has finished, while the CPU and copies are slow.
 
-python -m pytest tests/policies/optimizers/test_host_steps_on_gpu.py    # 20 s on one GPU
+python -m pytest tests/policies/optimizers/test_host_steps_on_gpu.py    # needs one GPU
 """
 
 from __future__ import annotations
