@@ -42,13 +42,18 @@ ROWS = {
     "P5": "llama8b-qlora",
     "P6": "llama8b-full-4-full_shard",
     "P7": "tinyllama-packed",
+    "P8": "qwen3-8b-dpo-lora",
+    "P9": "qwen3-8b-dpo-lora-uneven",
     "tiny": "tiny-full",
     "tiny-lora": "tiny-lora",
     "tiny-packed": "tiny-packed",
+    "tiny-dpo": "tiny-dpo-lora",
 }
 """Workloads of benchmarks/training_speed.py."""
 
 PEERS = {"TRL + Liger": "benchmarks.peers.trl_trainer", "torchtune": "benchmarks.peers.torchtune_recipe"}
+PREFERENCES = {PEERS["TRL + Liger"]: "benchmarks.peers.trl_dpo_trainer"}
+"""The trainers of --loss_type dpo; the others have none."""
 CLIPPED = ["--gradient_clipping", "--gradient_clipping_threshold", "1.0"]
 CEILING = "bf16 matrix product"
 
@@ -93,13 +98,17 @@ def peer(module: str, row: Workload, steps: int, folder: Path, peer_path: str | 
         model = folder / f"{row.shape}-weights"
         if not model.exists():
             make_random_weights(model, row.shape)
+    prefers = "--loss_type" in row.flags
+    if prefers:
+        module = PREFERENCES[module]
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(row.nproc)]
-    command = [sys.executable, *(launcher if row.nproc > 1 else []), "-m", module, str(model), "--method", method]
+    command = [sys.executable, *(launcher if row.nproc > 1 else []), "-m", module, str(model)]
     command += ["--micro_batch", str(row.micro_batch), "--length", str(row.length), "--steps", str(steps)]
-    command += [
-        f"--activation_checkpointing={'full' in row.flags}",
-        f"--documents={row.dataset_function != 'get_rows'}",
-    ]
+    command += [f"--activation_checkpointing={'full' in row.flags}"]
+    if prefers:
+        command += ["--dataset_function", row.dataset_function]
+    else:
+        command += ["--method", method, f"--documents={row.dataset_function != 'get_rows'}"]
     variables = {"ROW_LENGTH": str(row.length), "NUM_ROWS": str(row.global_batch * steps)}
     variables["PYTHONPATH"] = os.pathsep.join(filter(None, [peer_path, str(ROOT), os.environ.get("PYTHONPATH")]))
     print("$", *command[1:], flush=True)
@@ -116,7 +125,11 @@ def lines_to_run(rows: Sequence[str], peers: Sequence[str], variants: Sequence[s
     """Row and tool of each line of the table. torchtune's recipes here are those for one GPU."""
     for row in rows:
         yield from ((row, f"finetuning.py {variant}".strip()) for variant in variants)
-        yield from ((row, tool) for tool in peers if WORKLOADS[ROWS[row]].nproc == 1 or tool != "torchtune")
+        workload = WORKLOADS[ROWS[row]]
+        for tool in peers:
+            prefers = "--loss_type" in workload.flags
+            if PEERS[tool] in PREFERENCES if prefers else workload.nproc == 1 or tool != "torchtune":
+                yield row, tool
 
 
 def measure(row: str, tool: str, options: argparse.Namespace, folder: Path) -> dict[str, Any]:
