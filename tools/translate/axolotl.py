@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tools.translate import rope, steps, values
-from tools.translate.axolotl_data import datasets, pretraining, test_datasets
+from tools.translate import preferences, rope, steps, values
+from tools.translate.axolotl_data import datasets, prefers, pretraining, test_datasets
 from tools.translate.layouts import copies, shards
 from tools.translate.source import Tree
 from tools.translate.trainer import TRAINER_RULES, add_trainer_defaults, fp16
@@ -81,7 +81,7 @@ def _special_tokens(translation: Translation, key: str) -> None:
 
 
 def _too_long(translation: Translation, key: str) -> None:
-    known = {"drop": "drop", "truncate": "right", "raise": "error"}
+    known = {"drop": "drop", "truncate": "left" if prefers(translation) else "right", "raise": "error"}
     text = translation.text(key) or ""
     translation.set(key, "truncation", known.get(text, text))
 
@@ -102,7 +102,23 @@ def _offloads_activations(translation: Translation, key: str) -> None:
         translation.set(key, "activation_offloading", "True")
 
 
+def _rl(translation: Translation, key: str) -> None:
+    name = (translation.text(key) or "").lower()
+    if name in ("false", "no"):
+        translation.needless(key, "it is off")
+    else:
+        preferences.set_loss(translation, key, name)
+
+
+def _length(translation: Translation, key: str) -> None:
+    preferences.length_of_text(translation, key, prefers(translation))
+
+
 def _finish(translation: Translation) -> None:
+    if prefers(translation):
+        translation.default("context_length", "1024")
+        if translation.given("loss_type") != "orpo":
+            translation.default("beta", "0.1")
     if translation.trains_adapter:
         translation.default("lora_config.lora_dropout", "0.0")
     translation.default("scheduler", "cosine")
@@ -129,7 +145,10 @@ AXOLOTL = Tool(
         "adapter": _adapter_rule,
         "bf16": _bf16,
         "bfloat16": _bf16,
-        "rl": values.refused("it learns from preferences or rewards"),
+        "rl": _rl,
+        "sequence_len": _length,
+        "rpo_alpha": preferences.extra_loss("the cross-entropy of the chosen answer"),
+        "cpo_alpha": preferences.extra_loss("the cross-entropy of the chosen answer"),
         "reward_model": values.refused("it trains a model of rewards"),
         "process_reward_model": values.refused("it trains a model of rewards"),
         "load_in_4bit": values.if_on("quantization", "4bit"),

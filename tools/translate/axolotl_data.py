@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from tools.translate import preferences
 from tools.translate.data import is_hub_name, local_path, read_split, shown
 from tools.translate.translation import DatasetPart, Options, Translation
 
 _CHATS = ("chat_template", "sharegpt", "chat_template.argilla", "pygmalion", "jeopardy.chat")
 _OWN_PROMPT = "the rows have Alpaca's prompt here; --dataset instruction_dataset with --prompt_template writes another"
+
+
+def prefers(translation: Translation) -> bool:
+    """Whether the file trains on pairs of answers."""
+    return (translation.text("rl") or "false").lower() not in ("false", "no")
 
 
 def datasets(translation: Translation, key: str) -> None:
@@ -49,6 +55,8 @@ def _format(translation: Translation, key: str, options: Options) -> str:
     """The dataset that reads this type. Its columns become options."""
     type_key = f"{key}.type"
     type_ = translation.value(type_key)
+    if prefers(translation):
+        return _pairs(translation, key, options)
     if isinstance(type_, dict):
         return _own_type(translation, type_key, options)
     name, _, style = (type_ or "").partition(":")
@@ -72,6 +80,25 @@ def _format(translation: Translation, key: str, options: Options) -> str:
     translation.refuse(
         type_key, f"{type_} is no format here; write the rows as chats, prompts or text (docs/datasets.md)"
     )
+
+
+def _pairs(translation: Translation, key: str, options: Options) -> str:
+    """Pairs of answers. What their type does to the prompt, the tokenizer's template does here."""
+    found = translation.value(f"{key}.type")
+    fields = found if isinstance(found, dict) else {}
+    start = f"{key}.type." if fields else f"{key}."
+    names = [translation.text(f"{start}field_{side}") for side in ("chosen", "rejected")]
+    preferences.check_columns(translation, key, names[0] or "chosen", names[1] or "rejected")
+    for leaf in translation.source.leaves(f"{key}.type") if found is not None else []:
+        translation.needless(leaf, f"it is --dataset {preferences.PAIRS}, whose turns the chat template writes")
+    for side in ("chosen", "rejected"):
+        if translation.text(f"{key}.field_{side}") is not None:
+            translation.needless(f"{key}.field_{side}", "the columns are found by their names")
+    if translation.text(f"{key}.field_messages") is not None:
+        translation.needless(
+            f"{key}.field_messages", "turns before the answers are read from messages or conversations"
+        )
+    return preferences.PAIRS
 
 
 def _without_type(dataset: str, translation: Translation, type_key: str, options: Options) -> str:

@@ -10,6 +10,7 @@ from tools.translate.source import Source, Tree, read_source
 from utils.errors import ConfigError
 
 _LAUNCHERS = ("accelerate", "torchrun", "deepspeed")
+_TRAINERS = ("sft", "dpo", "cpo", "orpo")  # of TRL, by their commands and scripts
 
 
 def read_command(words: Sequence[str]) -> Source:
@@ -29,9 +30,13 @@ def read_command(words: Sequence[str]) -> Source:
     if program and Path(program[0]).name in _LAUNCHERS and not program[-1].endswith(".py"):
         own = next((at for at, word in enumerate(rest) if word.endswith(".py")), len(rest))
         launch, program, rest = _flags(rest[:own]), rest[own : own + 1], rest[own + 1 :]
-    if program and "sft" not in Path(program[-1]).name:
-        raise ConfigError(f"command: {program[-1]} is not translated; `trl sft` and its scripts are")
     flags = _flags(rest)
+    if program:
+        trainer = next((name for name in _TRAINERS if name in Path(program[-1]).name), None)
+        if trainer is None:
+            raise ConfigError(f"command: {program[-1]} is not translated; `trl sft`, `trl dpo` and their scripts are")
+        if trainer != "sft":
+            flags["trainer"] = trainer
     config = flags.pop("config", None)
     name, folder, lines = "command", Path(), dict[str, int]()
     tree: Tree = {}

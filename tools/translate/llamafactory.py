@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from tools.translate import rope, values
+from tools.translate import preferences, rope, values
 from tools.translate.data import is_hub_name, local_path, shown
 from tools.translate.source import Tree
 from tools.translate.trainer import TRAINER_RULES, add_trainer_defaults, bf16
-from tools.translate.translation import DatasetPart, Options, Tool, Translation, by_name
+from tools.translate.translation import DatasetPart, Options, Rule, Tool, Translation, by_name
 from utils.small_files import read_json
 
 _INFO = "dataset_info.json"
@@ -31,9 +31,44 @@ def _kind(tree: Tree) -> str:
 
 def _stage(translation: Translation, key: str) -> None:
     name = translation.text(key)
-    if name not in ("sft", "pt"):
-        translation.refuse(key, f"{name} learns from preferences or rewards; there is no such training here")
-    translation.needless(key, "the dataset's format says what is learned")
+    if name == "dpo":
+        preferences.set_loss(translation, key, _loss(translation))
+    elif name in ("sft", "pt"):
+        translation.needless(key, "the dataset's format says what is learned")
+    else:
+        translation.refuse(key, f"{name} learns from rewards or labelled answers; there is no such training here")
+
+
+def _prefers(translation: Translation) -> bool:
+    return translation.text("stage") == "dpo"
+
+
+def _loss(translation: Translation) -> str:
+    return translation.text("pref_loss") or "sigmoid"
+
+
+def _pref_loss(translation: Translation, key: str) -> None:
+    if _prefers(translation):
+        preferences.set_loss(translation, key, _loss(translation))
+    else:
+        translation.needless(key, "only stage dpo reads it")
+
+
+def _of_pairs(setting: str) -> Rule:
+    """A setting of stage dpo."""
+
+    def rule(translation: Translation, key: str) -> None:
+        if _prefers(translation):
+            name = preferences.weight_of(_loss(translation)) if setting == "beta" else setting
+            translation.set(key, name, translation.text(key) or "")
+        else:
+            translation.needless(key, "only stage dpo reads it")
+
+    return rule
+
+
+def _length(translation: Translation, key: str) -> None:
+    preferences.length_of_text(translation, key, _prefers(translation))
 
 
 def _finetuning_type(translation: Translation, key: str) -> None:
@@ -78,13 +113,15 @@ def _datasets(translation: Translation, key: str) -> None:
     folder = translation.text("dataset_dir") or "data"
     info_path = local_path(translation.source, f"{folder}/{_INFO}")
     if info_path is None:
+        dataset = preferences.PAIRS if _prefers(translation) else "instruction_dataset"
         translation.missing(
             key,
             f"{folder}/{_INFO} is not here, which says where {' and '.join(names)} is; start this "
-            "where LLaMA-Factory starts, or give --instruction_dataset.data_path",
+            f"where LLaMA-Factory starts, or give --{dataset}.data_path",
         )
-        translation.default("dataset", "instruction_dataset")
-        translation.default("instruction_dataset.as_chat", "True")
+        translation.default("dataset", dataset)
+        if not _prefers(translation):
+            translation.default("instruction_dataset.as_chat", "True")
         return
     try:
         info = read_json(info_path)
@@ -101,8 +138,10 @@ def _part(translation: Translation, key: str, name: str, entry: dict[str, Any], 
     """One entry of dataset_info.json."""
     if "script_url" in entry:
         translation.refuse(key, f"{name} is a script of its own; write its rows into a file")
-    if entry.get("ranking"):
-        translation.refuse(key, f"{name} holds preferences; there is no such training here")
+    is_ranked = bool(entry.get("ranking"))
+    if is_ranked != _prefers(translation):
+        what = "holds pairs of answers, which stage: dpo learns" if is_ranked else "holds no pairs of answers (ranking)"
+        translation.refuse(key, f"{name} {what}")
     options: Options = {}
     if "file_name" in entry:
         found = local_path(translation.source, f"{folder}/{entry['file_name']}")
@@ -120,6 +159,12 @@ def _part(translation: Translation, key: str, name: str, entry: dict[str, Any], 
             translation.refuse(key, f"{name} has {media}; --dataset chat_dataset trains on text and images")
     if columns.get("images"):
         options["image_column"] = (key, str(columns["images"]))
+    if is_ranked:
+        if columns.get("images"):
+            translation.refuse(key, f"{name} has images, and pairs of answers are texts")
+        names = [str(columns.get(side, side)) for side in ("chosen", "rejected")]
+        preferences.check_columns(translation, key, *names)
+        return DatasetPart(key, preferences.PAIRS, path, options)
     if translation.text("stage") == "pt":
         options["text_column"] = (key, str(columns.get("prompt", "text")))
         return DatasetPart(key, "text_dataset", path, options)
@@ -197,7 +242,11 @@ def _finish(translation: Translation) -> None:
             translation.default("lora_config.target_modules", "all-linear")
     if translation.value("max_samples") is not None and len(translation.names("dataset")) > 1:
         translation.notes.append("max_samples: the first rows of all datasets of one format together, not of each")
-    translation.default("context_length", "2048")
+    translation.default("context_length", "4096" if _prefers(translation) else "2048")
+    if _prefers(translation):
+        translation.default(preferences.weight_of(_loss(translation)), "0.1")
+    if _loss(translation) == "simpo" and _prefers(translation):
+        translation.default("simpo_gamma", "0.5")
     translation.default("num_epochs", "3")
     translation.default("batching_strategy", "packing" if translation.text("stage") == "pt" else "padding")
     translation.default("activation_checkpointing", "full")
@@ -212,6 +261,12 @@ LLAMA_FACTORY = Tool(
     rules={
         **TRAINER_RULES,
         "stage": _stage,
+        "pref_loss": _pref_loss,
+        "pref_beta": _of_pairs("beta"),
+        "dpo_label_smoothing": _of_pairs("preference_smoothing"),
+        "simpo_gamma": _of_pairs("simpo_gamma"),
+        "pref_ftx": preferences.extra_loss("the cross-entropy of the chosen answer"),
+        "cutoff_len": _length,
         "finetuning_type": _finetuning_type,
         "bf16": bf16,
         "quantization_bit": _quantization,

@@ -1,15 +1,17 @@
-"""TRL's `trl sft`: its YAML files, its command lines, and the alignment handbook's recipes in their names."""
+"""TRL's `trl sft` and `trl dpo`, and scripts of its CPO and ORPO trainers: YAML files and command lines.
+
+The alignment handbook's recipes have the same names.
+"""
 
 from __future__ import annotations
 
-from tools.translate import values
+from tools.translate import preferences, values
 from tools.translate.data import HUB_FORMATS, is_hub_name, local_path, read_split, shown
 from tools.translate.layouts import accelerate, ranks
 from tools.translate.trainer import TRAINER_RULES, add_trainer_defaults, bf16
 from tools.translate.translation import DatasetPart, Options, Tool, Translation, by_name
 
 _REWARDS = (
-    "beta",
     "reward_funcs",
     "reward_model_path",
     "num_generations",
@@ -17,6 +19,67 @@ _REWARDS = (
     "teacher_model_name_or_path",
 )
 """Keys of TRL's other trainers."""
+
+
+def _trainer(translation: Translation) -> str:
+    given = translation.text("trainer")
+    return given or ("dpo" if translation.value("beta") is not None else "sft")
+
+
+def _prefers(translation: Translation) -> bool:
+    return _trainer(translation) != "sft"
+
+
+def _loss_of_pairs(translation: Translation) -> str:
+    trainer = _trainer(translation)
+    return {"dpo": translation.text("loss_type") or "dpo", "cpo": translation.text("loss_type") or "cpo"}.get(
+        trainer, trainer
+    )
+
+
+def _trainer_of_command(translation: Translation, key: str) -> None:
+    if not _prefers(translation):
+        translation.needless(key, "the dataset's format says what is learned")
+    elif _trainer(translation) == "cpo" and _loss_of_pairs(translation) != "simpo":
+        translation.refuse(key, "cpo is no loss here; with loss_type simpo it is --loss_type simpo")
+    else:
+        preferences.set_loss(translation, key, _loss_of_pairs(translation))
+
+
+def _beta(translation: Translation, key: str) -> None:
+    if translation.text("trainer") is None:
+        preferences.set_loss(translation, key, _loss_of_pairs(translation))
+    translation.set(key, preferences.weight_of(_loss_of_pairs(translation)), translation.text(key) or "")
+
+
+def _length(translation: Translation, key: str) -> None:
+    preferences.length_of_text(translation, key, _prefers(translation))
+
+
+def _smoothing(translation: Translation, key: str) -> None:
+    """`label_smoothing`: TRL's DPOTrainer reads it for other losses than these."""
+    if _trainer(translation) == "cpo":
+        translation.set(key, "preference_smoothing", translation.text(key) or "")
+    elif _prefers(translation):
+        translation.needless(key, "TRL does not read it for this loss; --preference_smoothing does")
+    else:
+        translation.set(key, "label_smoothing", translation.text(key) or "")
+
+
+def _dropout(translation: Translation, key: str) -> None:
+    if _prefers(translation) and translation.switch(key):
+        translation.needless(key, "dropout is 0 (--lora_config.lora_dropout)")
+    else:
+        translation.needless(key, "dropout is what lora_dropout and the model's config.json say")
+
+
+def _truncation(translation: Translation, key: str) -> None:
+    if not _prefers(translation):
+        translation.needless(key, "the first tokens of a sequence are kept (--truncation)")
+    elif translation.text(key) == "keep_end":
+        translation.needless(key, "of a long pair the prompt's first tokens are cut")
+    else:
+        translation.missing(key, "of a long pair the prompt's first tokens are cut, and never an answer")
 
 
 def _dtype(translation: Translation, key: str) -> None:
@@ -51,7 +114,14 @@ def _dataset_name(translation: Translation, key: str) -> None:
 
 def _add(translation: Translation, key: str, path: str, options: Options) -> None:
     column = translation.text("dataset_text_field")
-    dataset = HUB_FORMATS.get(path, "chat_dataset")
+    dataset = preferences.PAIRS if _prefers(translation) else HUB_FORMATS.get(path, "chat_dataset")
+    if dataset == preferences.PAIRS:
+        translation.notes.append(
+            f"{path}: prompts and answers that are texts are written as turns by the chat template; TRL joins them as "
+            "they are, as --preference_dataset.as_chat False does"
+        )
+        translation.add(_part(translation, key, dataset, path, options))
+        return
     if column is not None and (dataset == "text_dataset" or (path not in HUB_FORMATS and column != "messages")):
         dataset = "text_dataset"
         options["text_column"] = ("dataset_text_field", column)
@@ -60,9 +130,13 @@ def _add(translation: Translation, key: str, path: str, options: Options) -> Non
             f"{path} is taken for chats (a column messages); if it has prompt and completion, give --dataset "
             "instruction_dataset, if it has text alone, --dataset text_dataset, each with its data_path"
         )
+    translation.add(_part(translation, key, dataset, path, options))
+
+
+def _part(translation: Translation, key: str, dataset: str, path: str, options: Options) -> DatasetPart:
     if not is_hub_name(path) and (found := local_path(translation.source, path)) is not None:
         path = shown(found)
-    translation.add(DatasetPart(key, dataset, path, options))
+    return DatasetPart(key, dataset, path, options)
 
 
 def _evaluates(translation: Translation) -> bool:
@@ -121,7 +195,9 @@ def _assistant_alone(translation: Translation, key: str) -> None:
 
 
 def _loss(translation: Translation, key: str) -> None:
-    if translation.text(key) in ("nll", "chunked_nll"):
+    if _prefers(translation):
+        preferences.set_loss(translation, key, _loss_of_pairs(translation))
+    elif translation.text(key) in ("nll", "chunked_nll"):
         translation.needless(key, "it is the loss here, in chunks")
     elif translation.text(key) == "dft":
         translation.set(key, "loss_type", "dft")
@@ -153,6 +229,8 @@ def _launch(translation: Translation, key: str) -> None:
 
 
 def _finish(translation: Translation) -> None:
+    if _prefers(translation):
+        _finish_pairs(translation)
     if translation.trains_adapter:
         translation.default("lora_config.r", "16")
         translation.default("lora_config.lora_alpha", "32")
@@ -167,6 +245,18 @@ def _finish(translation: Translation) -> None:
     add_trainer_defaults(translation)
 
 
+def _finish_pairs(translation: Translation) -> None:
+    """Its defaults of DPO, CPO and ORPO."""
+    translation.default(preferences.weight_of(_loss_of_pairs(translation)), "0.1")
+    if _loss_of_pairs(translation) == "simpo":
+        translation.default("simpo_gamma", "0.5")
+    translation.default("lr", "1e-6")
+    translation.default("context_length", "2048")
+    if translation.switch("disable_dropout") is not False and translation.trains_adapter:
+        translation.take_back("lora_config.lora_dropout", "needless", "TRL turns dropout off for pairs of answers")
+        translation.default("lora_config.lora_dropout", "0.0")
+
+
 TRL = Tool(
     name="TRL",
     fits=lambda tree: "model_name_or_path" in tree or "dataset_name" in tree,
@@ -175,6 +265,13 @@ TRL = Tool(
     rules={
         **TRAINER_RULES,
         **dict.fromkeys(_REWARDS, values.refused("it learns from preferences or rewards")),
+        "trainer": _trainer_of_command,
+        "beta": _beta,
+        "simpo_gamma": values.to("simpo_gamma"),
+        "cpo_alpha": preferences.extra_loss("the cross-entropy of the chosen answer"),
+        "label_smoothing": _smoothing,
+        "disable_dropout": _dropout,
+        "max_length": _length,
         "bf16": bf16,
         "dtype": _dtype,
         "torch_dtype": _dtype,
@@ -198,7 +295,7 @@ TRL = Tool(
         "padding_free": _padding_free,
         "packing_strategy": _strategy,
         "eval_packing": values.needless("validation data is batched as training data is"),
-        "truncation_mode": values.needless("the first tokens of a sequence are kept (--truncation)"),
+        "truncation_mode": _truncation,
         "use_peft": values.if_on("use_peft", "True", off="all weights are trained"),
         "lora_target_modules": values.targets,
         "lora_target_parameters": values.target_parameters("lora_target_modules"),

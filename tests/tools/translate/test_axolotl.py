@@ -213,7 +213,7 @@ def test_the_stage_and_the_offloads_of_a_deepspeed_file(tmp_path: Path, capsys: 
 @pytest.mark.parametrize(
     ("line", "refusal"),
     [
-        ("rl: dpo", "line 3: rl: it learns from preferences or rewards; there is no such training here"),
+        ("rl: kto", "line 3: rl: kto is no loss here; of pairs of answers there are dpo, simpo, orpo"),
         (
             "adapter: llama-adapter",
             "line 3: adapter: llama-adapter is no adapter that is trained here; lora and",

@@ -142,11 +142,11 @@ def test_pretraining_reads_text_and_packs(tmp_path: Path, capsys: pytest.Capture
     [
         (
             "stage: sft",
-            "stage: dpo",
-            "line 4: stage: dpo learns from preferences or rewards; there is no such training",
+            "stage: kto",
+            "line 4: stage: kto learns from rewards or labelled answers; there is no such training",
         ),
         ("alpaca_demo", "other", "line 9: dataset: other is not in "),
-        ("identity,alpaca_demo", "pairs", "line 9: dataset: pairs holds preferences; there is no such training here"),
+        ("identity,alpaca_demo", "pairs", "line 9: dataset: pairs holds pairs of answers, which stage: dpo learns"),
         (
             "identity,alpaca_demo",
             "clips",

@@ -97,12 +97,16 @@ def test_a_recipe_of_the_handbook(tmp_path: Path, capsys: pytest.CaptureFixture[
 @pytest.mark.parametrize(
     ("words", "refusal"),
     [
-        ("trl dpo --model_name_or_path m", "command: dpo is not translated; `trl sft` and its scripts are"),
         (
-            "accelerate launch --num_processes 2 examples/dpo.py --x 1",
-            "command: examples/dpo.py is not translated; `trl",
+            "trl kto --model_name_or_path m",
+            "command: kto is not translated; `trl sft`, `trl dpo` and their scripts are",
         ),
-        ("trl sft --model_name_or_path m --beta 0.1", "command: beta: it learns from preferences or rewards; there is"),
+        (
+            "accelerate launch --num_processes 2 examples/grpo.py --x 1",
+            "command: examples/grpo.py is not translated; `trl",
+        ),
+        ("trl dpo --model_name_or_path m --loss_type ipo", "command: loss_type: ipo is no loss here; of pairs of"),
+        ("trl cpo --model_name_or_path m", "command: trainer: cpo is no loss here; with loss_type simpo it is"),
     ],
 )
 def test_commands_of_other_trainers_are_refused(
