@@ -48,6 +48,8 @@ NEEDED: dict[str, tuple[str, ...]] = {
     "llama_adapter_config": ("--use_peft", "--peft_method", "llama_adapter"),
     "prefix_config": ("--use_peft", "--peft_method", "prefix", "--batching_strategy", "padding"),
     "quantization_config": ("--use_peft", "--quantization", "4bit"),
+    "preference_config": ("--loss_type", "simpo"),
+    "preference_dataset": ("--loss_type", "dpo"),
 }
 """What gives the settings of a section an effect. A dataset's section needs the dataset, with data."""
 DATA = {
@@ -60,6 +62,7 @@ DATA = {
     "segments_dataset": "formats/segments.jsonl",
     "custom_dataset": "formats/questions.jsonl",
     "caption_dataset": "pictures",
+    "preference_dataset": "formats/preferences.jsonl",
 }
 OF_KIND: dict[str, dict[str, str]] = {
     "causal": {"--context_length": "128"},
@@ -99,11 +102,14 @@ def command(number: int, folder: Path) -> Command:
     flags |= {"--output_dir": str(folder / "run"), "--max_train_step": "2", "--num_workers_dataloader": "0"}
     flags |= OF_KIND[kind] | (draw_method(draw) if draw.random() < 0.8 else {})
     usual = "caption_dataset" if kind == "image" else "samsum_dataset"
+    if any(name.startswith("preference_config.") for name in names):
+        usual = "preference_dataset"
     datasets = [name.split(".")[0] for name in names if name.split(".")[0] in DATASETS] or [usual]
     flags["--dataset"] = ",".join(dict.fromkeys(datasets))
     for dataset in dict.fromkeys(datasets):
         flags[f"--{dataset}.data_path"] = str(folder / DATA[dataset])
-    flags |= {"--chat_dataset.chat_template": str(folder / "formats/chat.jinja")} if "chat_dataset" in datasets else {}
+    for dataset in {"chat_dataset", "preference_dataset"}.intersection(datasets):
+        flags[f"--{dataset}.chat_template"] = str(folder / "formats/chat.jinja")
     flags |= {"--custom_dataset.file": str(folder / "rows.py:rows")} if "custom_dataset" in datasets else {}
     if any(SETTINGS[name].name == "streaming" for name in names) and draw.random() < 0.7:
         flags["--run_validation"] = "False"
