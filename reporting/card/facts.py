@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from configs.datasets import split_paths
+from configs.preference import TAKEN_BY
 from reporting.card.names import hub_name, public_name
 from utils.wording import plural
 
@@ -65,6 +66,7 @@ def settings_of(notes: Notes) -> dict[str, str]:
     software = section(notes, "versions")
     rows = {
         "trained": _trained(notes, train),
+        "loss": _loss(train, section(notes, "settings", "preference_config")),
         "base stored in": _quantization(section(notes, "settings", "quantization_config")),
         "learning rate": _schedule(train, resolved),
         "optimizer": fsdp.get("optimizer"),
@@ -108,6 +110,15 @@ def _trained(notes: Notes, train: Mapping[str, Any]) -> str | None:
         f"{', '.join(kinds) or 'LoRA'}, r {lora.get('r')}, alpha {lora.get('lora_alpha')}, "
         f"dropout {lora.get('lora_dropout')}, on {on}"
     )
+
+
+def _loss(train: Mapping[str, Any], preferences: Mapping[str, Any]) -> str | None:
+    """The loss with its settings, unless it is cross-entropy."""
+    name = train.get("loss_type")
+    if name in (None, "cross_entropy"):
+        return None
+    given = [f"{field} {preferences.get(field)}" for field, losses in TAKEN_BY.items() if name in losses]
+    return ", ".join([str(name), *(text for text in given if not text.endswith(" None"))])
 
 
 def _hardware(notes: Notes) -> str | None:

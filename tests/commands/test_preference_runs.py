@@ -58,6 +58,7 @@ def test_a_tiny_model_learns_what_is_preferred(
     assert margins[-1] > margins[0]
     assert found[-1]["reward_accuracy"] > 0.9
     assert {event["num_pairs"] for event in found} == {24}
+    assert f"| loss | {loss_type}" in (tmp_path / "run/model/README.md").read_text()
 
 
 @pytest.mark.parametrize("more", [(), pytest.param(("--use_peft",), marks=pytest.mark.slow)], ids=["full", "lora"])
