@@ -88,6 +88,11 @@ def build_pairs(
             left.
     """
     flat = flatten(rows, name, first_row)
+    if flat.of_tokens:
+        columns = ", ".join(sorted(flat.of_tokens))
+        raise ConfigError(
+            f"dataset ({name}): {columns}: a loss of pairs has no weights or teachers of tokens; leave it out"
+        )
     pairs = cut_pairs(flat, name=name, context_length=context_length, truncation=truncation)
     if len(pairs) == 0 and not is_part:
         num_rows = plural(len(np.unique(flat.source_rows)), "row")
