@@ -88,6 +88,9 @@ def get_chat_dataset(
 
     processor, tokenizer = tokenizer, getattr(tokenizer, "tokenizer", tokenizer)
     with_images = processor is not tokenizer
+    for name in ("image_column", "image_folder"):
+        if getattr(dataset_config, name) and not with_images:
+            raise ConfigError(f"--chat_dataset.{name}: is of images, and this model reads text alone; leave it out")
     use_template(tokenizer, dataset_config.chat_template, processor=processor)
     images = _image_reader(dataset_config, processor, split) if with_images else None
     examples = load_split(

@@ -16,6 +16,8 @@ from typing import Any
 import datasets
 import pytest
 
+from configs.formats import DATASETS
+from data.dataset_functions.importing import find_dataset_function
 from data.images.samples import ImageSamples
 from tests.helpers.image_chats import chat_processor, colours_of, flat_picture, learned_of, read_chats, text_of
 from utils.errors import ConfigError
@@ -336,6 +338,14 @@ def test_a_column_of_images_that_is_named_is_the_only_one(processor: Any, folder
         read_chats(processor, write(folder / "b.jsonl", [row | {"images": ["x.png"]}]), image_column="photo")
 
 
+@pytest.mark.parametrize("name", ["image_column", "image_folder"])
+def test_a_setting_of_images_is_refused_for_a_model_of_text(name: str, processor: Any, folder: Path) -> None:
+    config = DATASETS["chat_dataset"](data_path=str(write(folder / "a.jsonl", [answered("red")])), **{name: "photo"})
+    function = find_dataset_function("chat_dataset", config)
+    with pytest.raises(ConfigError, match=f"--chat_dataset.{name}: is of images, and this model reads text alone"):
+        function(config, processor.tokenizer, "train")
+
+
 SPELLED: dict[str, Callable[[str], dict[str, Any]]] = {
     "question": lambda token: answered(f"<image>{token} red ?", images=["pictures/red.png"]),
     "answer": lambda token: {
@@ -361,6 +371,33 @@ def test_a_token_of_an_image_that_a_text_spells_stays_text(name: str, place: str
     if name != "idefics3":  # the token that stands for its image is another
         with pytest.raises(ConfigError, match=r"spells|does not write its text"):
             read_chats(processor, table, split_special_tokens=False)
+
+
+def test_a_template_that_rewrites_history_gives_samples_with_the_images_of_their_turns(folder: Path) -> None:
+    """It drops earlier thoughts, so each answer is learned in a sample of its own, as in conversations of text."""
+    processor = chat_processor("qwen2_vl")
+    thoughts = "{% if m.get('thinking') and loop.last %}<think>{{ m['thinking'] }}</think>{% endif %}"
+    processor.chat_template = processor.chat_template.replace(
+        "{% if m['content'] is string", f"{thoughts}{{% if m['content'] is string", 1
+    )
+    messages = [
+        {"role": "user", "content": "<image>one ?"},
+        {"role": "assistant", "content": "two", "thinking": "red"},
+        {"role": "user", "content": "<image> blue ?"},
+        {"role": "assistant", "content": "three", "thinking": "green"},
+    ]
+    row = {"messages": messages, "images": ["pictures/red.png", "pictures/blue.png"]}
+    samples = read_chats(processor, write(folder / "train.jsonl", [row]))
+    first = turns(f"{PICTURE}one ?", "<think>red</think>two")
+    second = turns(f"{PICTURE}one ?", "two", f"{PICTURE} blue ?", "<think>green</think>three")
+    assert_reads(
+        processor,
+        samples,
+        [
+            (first, ["<think>red</think>two</s>"], [RED]),
+            (second, ["<think>green</think>three</s>"], [RED, BLUE]),
+        ],
+    )
 
 
 def test_a_template_that_leaves_out_images_of_earlier_turns_is_refused(folder: Path) -> None:
