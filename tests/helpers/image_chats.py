@@ -30,6 +30,7 @@ _IMAGES_FIRST = (
 TEMPLATES = {
     "qwen2_vl": _ROLES % (_PARTS % "<|vision_start|><|image_pad|><|vision_end|>") + _PROMPT,
     "qwen2_5_vl": _ROLES % (_PARTS % "<|vision_start|><|image_pad|><|vision_end|>") + _PROMPT,
+    "chat_learner": _ROLES % (_PARTS % "<|vision_start|><|image_pad|><|vision_end|>") + _PROMPT,
     "gemma3": _ROLES % (_PARTS % "<start_of_image>") + _PROMPT,
     "idefics3": _ROLES % (_PARTS % "<image>") + _PROMPT,
     "smolvlm": _ROLES % (_PARTS % "<image>") + _PROMPT,

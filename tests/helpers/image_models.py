@@ -132,6 +132,26 @@ def learner() -> tuple[Any, Any]:
     return config, processor
 
 
+def chat_learner() -> tuple[Any, Any]:
+    """A Qwen2-VL of one layer of vision and two of text, with weights large enough that it learns from the first step
+    on."""
+    config, processor = _qwen2_vl()
+    spread = {"initializer_range": 0.15}
+    vision = {"embed_dim": 64, "hidden_size": 64, "mlp_ratio": 2, "depth": 1, "num_heads": 4, "patch_size": PATCH}
+    text = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_key_value_heads": 4}
+    rope = {"rope_type": "default", "mrope_section": [2, 3, 3]}
+    text = LLAMA | text | IDS | {"vocab_size": len(processor.tokenizer), "rope_parameters": rope}
+    learner = transformers.Qwen2VLConfig(
+        vision_config=vision | spread,
+        text_config=text | spread,
+        image_token_id=config.image_token_id,
+        video_token_id=config.video_token_id,
+        vision_start_token_id=config.vision_start_token_id,
+        vision_end_token_id=config.vision_end_token_id,
+    )
+    return learner, processor
+
+
 def _blip2(text: Callable[[int], Any]) -> tuple[Any, Any]:
     processor = transformers.Blip2Processor(
         transformers.BlipImageProcessorPil(**_square()), caption_tokenizer(), num_query_tokens=4
@@ -360,6 +380,7 @@ MODELS: dict[str, Callable[[], tuple[Any, Any]]] = {
     "qwen2_5_vl": _qwen2_5_vl,
     "smolvlm": _smolvlm,
     "learner": learner,
+    "chat_learner": chat_learner,
 }
 
 
