@@ -85,7 +85,7 @@ def image_meta_batch(
     if not by_offsets:  # packed rows get the mask that transformers makes of restarting positions
         mask = torch.empty(rows, 1, width, width, dtype=torch.bool, device="meta")
         inputs["attention_mask"] = mask if packed else meta_ids(rows, width)
-    return _batch(inputs, max(1, num_labels), rows * width)
+    return _batch(inputs, max(1, num_labels), rows * width, config)
 
 
 def _of_captions_apart(config: PreTrainedConfig, rows: int, caption: int) -> ImageTextMicroBatch:
@@ -93,10 +93,16 @@ def _of_captions_apart(config: PreTrainedConfig, rows: int, caption: int) -> Ima
     of_image = num_image_tokens(config)
     read = meta_ids(rows, of_image + 2)
     inputs = {"input_ids": read, "attention_mask": read} | _pixels(config, rows * of_image)
-    return _batch(inputs | {"decoder_input_ids": meta_ids(rows, caption)}, rows * caption, read.numel())
+    return _batch(inputs | {"decoder_input_ids": meta_ids(rows, caption)}, rows * caption, read.numel(), config)
 
 
-def _batch(inputs: dict[str, torch.Tensor], num_labels: int, num_tokens: int) -> ImageTextMicroBatch:
+def _batch(
+    inputs: dict[str, torch.Tensor], num_labels: int, num_tokens: int, config: PreTrainedConfig
+) -> ImageTextMicroBatch:
+    if GRIDS in inputs:
+        num_features = int(inputs[GRIDS].prod(-1).sum()) // config.vision_config.spatial_merge_size**2
+    else:
+        num_features = math.prod(inputs["pixel_values"].shape[:-3]) * num_image_tokens(config)
     return ImageTextMicroBatch(
         inputs=inputs,
         target_positions=meta_ids(num_labels),
@@ -105,6 +111,7 @@ def _batch(inputs: dict[str, torch.Tensor], num_labels: int, num_tokens: int) ->
         num_label_tokens=num_labels,
         num_attended_pairs=0,
         source_rows=(),
+        num_image_features=num_features,
     )
 
 

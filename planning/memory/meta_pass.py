@@ -59,7 +59,7 @@ def pass_on_meta(
         computed_in(model, precision.compute_dtype if precision.casts else None),
         buffers_on_meta(model),
         KernelsOfCard(kernels_of(card), answer=not has_mask),
-        known_values() if resolved.task.READS_IMAGES else nullcontext(),
+        known_values(batch.num_image_features) if resolved.task.READS_IMAGES else nullcontext(),
     ):
         yield batch, lambda: resolved.task.summed_loss(model, batch)
 
