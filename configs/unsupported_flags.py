@@ -102,7 +102,7 @@ _NEEDLESS_REASONS: dict[str, str] = {
     "a run prints lines, and no bars": "disable_tqdm",
     "a run prints what it needs to say": "log_level log_level_replica strict verbose debug",
     "the first step is logged, and `--load_only` checks that a run loads": "logging_first_step save_first_step",
-    "an evaluation writes loss and perplexity": (
+    "an evaluation writes loss, perplexity and the accuracy of label tokens": (
         "do_causal_lm_eval eval_causal_lm_metrics prediction_loss_only compute_accuracy"
     ),
     "--val_batch_size holds the evaluation's batches": "eval_accumulation_steps",

@@ -181,9 +181,17 @@ def _check_generation(config: RunConfig) -> None:
     train = config.train_config
     if train.eval_generate and train.run_validation is False:
         raise ConfigError("--eval_generate: nothing is evaluated with --run_validation False; leave one of them out")
+    if config.was_given("train_config.top_p") and not train.temperature:
+        raise ConfigError("--top_p: nothing is drawn without --temperature; add it, or leave this out")
+    if train.temperature and train.num_beams > 1:
+        raise ConfigError("--temperature: beams are searched, not drawn; leave --num_beams or this out")
+    if "choice" in train.eval_metric and config.fsdp_config.context_parallel_size > 1:
+        raise ConfigError("--eval_metric: choice takes whole rows, not those of --context_parallel_size; leave one out")
+    if train.eval_json_schema is not None and "json" not in train.eval_metric:
+        raise ConfigError("--eval_json_schema: only --eval_metric json reads it; add that, or leave this out")
     if train.eval_generate:
         return
-    for field in ("num_beams", "max_new_tokens", "max_generate_samples"):
+    for field in ("num_beams", "max_new_tokens", "max_generate_samples", "eval_metric", "temperature"):
         if config.was_given(f"train_config.{field}"):
             raise ConfigError(f"--{field}: nothing is generated without --eval_generate; add it, or leave this out")
 

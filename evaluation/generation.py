@@ -6,7 +6,7 @@ out to the ranks; texts and scores are gathered in host memory, in the order of 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -18,11 +18,12 @@ from data.batches.mixing import describe_row, row_of, source_of
 from data.batches.padding import padding_id
 from data.pipeline import RunData
 from data.processors.tokenizer_loading import special_ids, tokenizer_of
-from data.sequences.tokenized import Sequences, TokenSequence
-from evaluation.measure import Answer, Scorer
-from evaluation.measures import MEASURES
+from data.sequences.tokenized import Sequences
+from evaluation.choice import LikeliestAnswer, likeliest, options_of
+from evaluation.measure import Answer, Measure, PromptScorer
+from evaluation.measures import check_figures, measures_of
 from policies.apply_policies import Policies
-from policies.generating import generating
+from policies.generating import generating, seeded
 from policies.pretrained import generation_settings
 from policies.sharding import unwrap
 from ranks.collectives import gather_to_all
@@ -52,8 +53,12 @@ class Generation:
     settings: GenerationSettings
     policies: Policies
     env: Environment
-    scorers: tuple[Scorer, ...]  # one of each measure
+    measures: tuple[Measure, ...]
+    scorers: tuple[PromptScorer, ...]  # one of each measure
+    seed: int  # of what is drawn
     notes: tuple[str, ...]  # lines to print
+    options: tuple[np.ndarray, ...] = ()  # of the measure `choice`; none if it was not asked for
+    collate: Callable[[list[Any]], Any] | None = None  # as the run does, for them
 
     @property
     def num_rounds(self) -> int:
@@ -72,32 +77,43 @@ class Generation:
         Args:
             rounds: those of `rounds()`, or the first of them; equally many on every rank.
         """
-        mine: list[Answer] = []
+        mine, done = list[Answer](), list[tuple[int, ...]]()
         with generating(model, self.policies, self.env) as in_step:
             for batch in rounds:
+                done.append(batch)
                 if batch:
                     mine += self._answer(unwrap(model), batch, in_step=in_step)
                 elif in_step:  # the others wait for this rank's part of the weights
                     self._answer(unwrap(model), self.batches[-1], in_step=True)
+        if self.options:
+            choices = [choice for batch in done for choice in self._choose(model, batch)]
+            for answer, choice in zip(mine, choices, strict=True):
+                answer.figures["choice"] = choice
         # Sorted by place, the first field: the order of the data, whatever the number of ranks.
         return sorted(answer for part in gather_to_all(mine) for answer in part)
 
     def _answer(self, model: nn.Module, batch: tuple[int, ...], *, in_step: bool) -> list[Answer]:
         sequences = [self.sequences[int(self.samples[place])] for place in batch]
-        texts = self.task.generate_batch(
-            cast(GeneratingModel, model), self.processor, sequences, self.settings, in_step=in_step
-        )
-        references = [self._reference(sequence) for sequence in sequences]
-        return [
-            Answer(place, text, reference, self._figures(reference, text))
-            for place, reference, text in zip(batch, references, texts, strict=True)
-        ]
+        # Of the batch, not of the rank: texts do not depend on the number of ranks, nor on earlier evaluations.
+        with seeded(self.seed + batch[0], model, is_needed=self.settings.temperature > 0):
+            texts = self.task.generate_batch(
+                cast(GeneratingModel, model), self.processor, sequences, self.settings, in_step=in_step
+            )
+        answers = []
+        for place, sequence, text in zip(batch, sequences, texts, strict=True):
+            prompt, reference = decoded(self.processor, self.task.prompted_answer(sequence))
+            answers.append(Answer(place, text, reference, _figures(self.scorers, prompt, reference, text)))
+        return answers
 
-    def _figures(self, reference: str, text: str) -> dict[str, float]:
-        return {name: figure for score in self.scorers for name, figure in score(reference, text).items()}
-
-    def _reference(self, sequence: TokenSequence) -> str:
-        return decoded_answer(self.processor, self.task.prompted_answer(sequence))
+    def _choose(self, model: nn.Module, batch: tuple[int, ...]) -> list[float]:
+        """For each sample of the batch 100 if its reference is the likeliest option, else 0. Every rank calls it."""
+        assert self.collate is not None
+        computed = batch or self.batches[-1]  # the others wait for this rank's part of the weights
+        samples = [self.task.prompted_answer(self.sequences[int(self.samples[place])]) for place in computed]
+        prompts = [sample.prompt for sample in samples]
+        chosen = likeliest(model, self.task, self.collate, prompts, self.options, self.env.device)
+        is_right = [np.array_equal(self.options[i], sample.answer) for i, sample in zip(chosen, samples, strict=True)]
+        return [100.0 * right for right in is_right][: len(batch)]
 
     def shown(self, answers: Sequence[Answer], datasets: Sequence[str]) -> list[dict[str, Any]]:
         """Some of the answers as records for people, the same samples each time."""
@@ -171,8 +187,14 @@ def plan_generation(
     if train.max_generate_samples:
         samples = [samples[place] for place in spread(len(samples), train.max_generate_samples)]
     _check_lengths(train, {index: prompted[index] for index in samples}, sequences, datasets, num_positions)
-    references = [decoded_answer(processor, prompted[index]) for index in samples]
-    notes += [note for measure in MEASURES for note in measure.notes(references)]
+    texts = [decoded(processor, prompted[index]) for index in samples]
+    measures = measures_of(train)
+    notes += [note for measure in measures for note in measure.notes([reference for _, reference in texts])]
+    scorers = tuple(measure.make_prompt_scorer() for measure in measures)
+    prompt, reference = texts[0]
+    listed = [name for measure in measures for name in measure.NAMES]
+    check_figures(train, task, [*listed, *_figures(scorers, prompt, reference, reference)])
+    chooses = any(isinstance(measure, LikeliestAnswer) for measure in measures)
     notes += _notes_on_settings(train)
     last_tokens = {int(prompted[index].answer[-1]) for index in samples}
     # By length, so that the prompts of a batch need little padding.
@@ -190,17 +212,29 @@ def plan_generation(
             padding_id=padding_id(tokenizer_of(processor), vocab_size),
             # A chat template may end the assistant's turn by another token than the tokenizer's end token.
             end_ids=tuple(sorted(last_tokens & special | {tokenizer_of(processor).eos_token_id})),
+            temperature=train.temperature,
+            top_p=train.top_p,
         ),
         policies=policies,
         env=env,
-        scorers=tuple(measure.make_scorer() for measure in MEASURES),
+        measures=measures,
+        scorers=scorers,
+        seed=train.seed,
+        options=options_of((prompted[index] for index in samples), task, num_positions) if chooses else (),
         notes=tuple(notes),
     )
 
 
-def decoded_answer(processor: Any, sample: PromptedAnswer) -> str:
-    """The reference as text, without special tokens, as generated texts are decoded."""
-    return str(processor.decode(sample.answer.tolist(), skip_special_tokens=True)).strip()
+def decoded(processor: Any, sample: PromptedAnswer) -> tuple[str, str]:
+    """Prompt and reference as text, without special tokens, as generated texts are decoded."""
+    prompt, answer = (
+        str(processor.decode(ids.tolist(), skip_special_tokens=True)).strip() for ids in (sample.prompt, sample.answer)
+    )
+    return prompt, answer
+
+
+def _figures(scorers: Sequence[PromptScorer], prompt: str, reference: str, text: str) -> dict[str, float]:
+    return {name: figure for score in scorers for name, figure in score(prompt, reference, text).items()}
 
 
 def _check_lengths(

@@ -1,6 +1,6 @@
 """The base class of measures of the model's answers.
 
-`evaluation/measures.py` lists the measures; all of them are computed at each evaluation with --eval_generate.
+`evaluation/measures.py` lists the measures. --eval_metric chooses among them.
 """
 
 from __future__ import annotations
@@ -10,8 +10,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import ClassVar, NamedTuple
 
+from configs.training import TrainConfig
+
 Scorer = Callable[[str, str], Mapping[str, float]]
 """Makes the figures of one answer, by name, from its reference and the text that the model generated."""
+
+PromptScorer = Callable[[str, str, str], Mapping[str, float]]
+"""The same, from the prompt as well, which comes first."""
 
 
 class Answer(NamedTuple):
@@ -29,6 +34,12 @@ class Measure(ABC):
     NAMES: ClassVar[tuple[str, ...]]
     """The names of its figures, in metrics.jsonl and for --best_metric. No other measure may have them."""
 
+    NAME: ClassVar[str] = ""
+    """Its name for --eval_metric; empty: that of its first figure."""
+
+    IS_DEFAULT: ClassVar[bool] = True
+    """Whether it is computed if --eval_metric is not given."""
+
     HIGHER_IS_BETTER: ClassVar[bool] = True
 
     PACKAGE: ClassVar[str | None] = None
@@ -40,6 +51,15 @@ class Measure(ABC):
 
         A measure of all answers together returns a scorer without figures, and overrides `total`.
         """
+
+    def make_prompt_scorer(self) -> PromptScorer:
+        """As `make_scorer`, for a measure that reads prompts."""
+        score = self.make_scorer()
+        return lambda prompt, reference, text: score(reference, text)
+
+    def with_settings(self, train: TrainConfig) -> Measure:
+        """This measure with settings of its own, if it has some."""
+        return self
 
     def total(self, answers: Sequence[Answer]) -> dict[str, float]:
         """The figures in NAMES over all answers of all ranks, in the order of the data; by default their means.

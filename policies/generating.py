@@ -82,3 +82,19 @@ def free_bytes(env: Environment) -> int:
     # Blocks that the caching allocator holds and does not use are free for tensors, too.
     kept = torch.cuda.memory_reserved(env.device) - torch.cuda.memory_allocated(env.device)
     return torch.cuda.mem_get_info(env.device)[0] + kept
+
+
+@contextmanager
+def seeded(seed: int, model: nn.Module, *, is_needed: bool) -> Iterator[None]:
+    """A context in which tokens are drawn by this seed; the run's own random numbers go on as if none had been.
+
+    Args:
+        is_needed: without it nothing changes.
+    """
+    if not is_needed:
+        yield
+        return
+    device = next(model.parameters()).device
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        torch.manual_seed(seed)
+        yield

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import nn
@@ -69,6 +69,7 @@ class TrainingParts:
     empty: MetaModel  # the same model without values, before it was wrapped
     load_seconds: float  # to build, shard and fill the model
     pinned: HostPool | None  # host memory for activations
+    collate: Callable[[list[Any]], Any]  # of evaluations
 
 
 def check_losses(built: BuiltModel, inputs: Inputs, env: Environment) -> None:
@@ -116,7 +117,8 @@ def build(built: BuiltModel, inputs: Inputs, env: Environment) -> TrainingParts:
     notes += reduction_notes(*how_reduced, resolved.batches.gradient_accumulation_steps)
     print_rank_zero(env, *notes)
     say = partial(print_rank_zero, env)
-    loaders = make_loaders(inputs.data, train, resolved.batches, env, collator_of_run(inputs, empty), say)
+    collate_of = collator_of_run(inputs, empty)
+    loaders = make_loaders(inputs.data, train, resolved.batches, env, collate_of, say)
     model.train()
     scheduler = build_scheduler(optimizer, train, steps_per_epoch=len(loaders.train), num_steps=inputs.num_steps)
     noise = EmbeddingNoise(
@@ -137,7 +139,7 @@ def build(built: BuiltModel, inputs: Inputs, env: Environment) -> TrainingParts:
         routing=built.routing,
     )
     pinned = None if built.offloading is None else built.offloading.transfers.pinned
-    return TrainingParts(trainable, loaders, empty, built.load_seconds, pinned)
+    return TrainingParts(trainable, loaders, empty, built.load_seconds, pinned, collate_of(train.val_batch_size))
 
 
 def build_model(resolved: Resolved, processor: Processor, env: Environment) -> BuiltModel:

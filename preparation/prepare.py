@@ -152,7 +152,7 @@ def prepare(config: RunConfig, env: Environment, watchdog: Watchdog, lock: RunLo
         task=resolved.task,
         trainable=parts.trainable,
         loaders=parts.loaders,
-        generation=inputs.generation,
+        generation=inputs.generation and replace(inputs.generation, collate=parts.collate),
         num_steps=num_steps,
         state=state,
         saver=saver,

@@ -91,7 +91,7 @@ def report_evaluation(job: Job, evaluated: Evaluated, stopping: StopRequests) ->
     if answers is None:
         return False
     loss, own = evaluated.loss, job.task.eval_figures(evaluated.sums, evaluated.num_loss_terms)
-    figures = measure(answers)
+    figures = measure(answers, job.generation.measures) if job.generation else {}
     samples = job.generation.shown(answers, tuple(job.config.sources)) if job.generation else []
     of_experts = job.trainable.routing.take_loads()
     job.reporter.evaluated(

@@ -30,6 +30,8 @@ class GenerationSettings:
     max_new_tokens: int
     padding_id: int  # in the unused positions of a batch
     end_ids: tuple[int, ...]  # tokens that end an answer, besides those of generation_config.json
+    temperature: float = 0.0  # 0: nothing is drawn
+    top_p: float = 1.0  # draw among the likeliest tokens that have this probability together
 
 
 @dataclass(frozen=True)
@@ -94,16 +96,17 @@ def last_answer(labels: np.ndarray) -> slice:
     return slice(int(places[breaks[-1] + 1] if len(breaks) else places[0]), int(places[-1]) + 1)
 
 
-def sampling(temperature: float) -> dict[str, Any]:
+def sampling(temperature: float, top_p: float = 1.0) -> dict[str, Any]:
     """The arguments of `model.generate` for a temperature.
 
     Args:
         temperature: 0 takes the likeliest token each time; above, torch's random state decides.
+        top_p: draw among the likeliest tokens that have this probability together.
     """
     if temperature <= 0:
         return {"do_sample": False}
-    # Without the cuts of generation_config.json: temperature alone decides.
-    return {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}
+    # Without the cuts of generation_config.json.
+    return {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": top_p}
 
 
 def check_positions(positions: int | None, num_taken: int, max_new_tokens: int) -> None:
@@ -165,7 +168,7 @@ def generate_tokens(
 ) -> torch.Tensor:
     """The tokens of `model.generate`, int64 [batch, tokens]: those of the decoder's input, then new ones.
 
-    It draws no random numbers.
+    It draws random numbers at a temperature above 0.
 
     Args:
         in_step: call the model as often as every other rank does, until the last of them has finished.
@@ -174,7 +177,7 @@ def generate_tokens(
         **inputs,
         num_beams=settings.num_beams,
         max_new_tokens=settings.max_new_tokens,
-        do_sample=False,
+        **sampling(settings.temperature, settings.top_p),
         # Given ids replace the model's own, so these are passed on with them.
         eos_token_id=sorted({*settings.end_ids, *own_end_ids(model)}),
         pad_token_id=settings.padding_id,

@@ -154,8 +154,10 @@ class Task(ABC, Generic[Batch]):
     """What the loss is a mean over, in the global batch: each is a term of `summed_loss`, and a batch has so many
     `num_loss_terms`. The metrics give their number as num_ and this. Only the loss of tokens has a perplexity."""
 
-    EVAL_FIGURES: ClassVar[Mapping[str, bool]] = {}
-    """The names of its own figures of an evaluation (`eval_figures`), and whether higher ones are better."""
+    EVAL_FIGURES: ClassVar[Mapping[str, bool]] = {"token_accuracy": True, "token_entropy": False}
+    """The names of its own figures of an evaluation (`eval_figures`), and whether higher ones are better. By default
+    the share of label tokens that the model holds most likely, and the mean entropy of its probabilities at them, in
+    nats."""
 
     OWN_SETTINGS: ClassVar[tuple[str, ...]] = ()
     """The fields of TrainConfig that only tasks which list them take."""
@@ -266,7 +268,9 @@ class Task(ABC, Generic[Batch]):
 
         They are added up over batches and ranks, so counts should be exact (fp64). Call the model once.
         """
-        return self.summed_loss(model, batch)[None]
+        if type(self).summed_loss is not Task.summed_loss:  # another loss, which may be of no tokens
+            return self.summed_loss(model, batch)[None]
+        return self._loss(model, batch, reduction="figures")
 
     def eval_figures(self, sums: Sequence[float], num_loss_terms: int) -> dict[str, float]:
         """The task's own figures of an evaluation, named in EVAL_FIGURES, as far as they are defined.
@@ -274,7 +278,9 @@ class Task(ABC, Generic[Batch]):
         Args:
             sums: those n of `eval_sums`, over the whole validation set.
         """
-        return {}
+        if not sums or not num_loss_terms:
+            return {}
+        return {name: value / num_loss_terms for name, value in zip(Task.EVAL_FIGURES, sums, strict=True)}
 
     @torch.no_grad()
     def token_losses(self, model: nn.Module, batch: Batch) -> torch.Tensor:

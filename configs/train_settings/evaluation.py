@@ -41,7 +41,25 @@ class EvaluationSettings:
         f"{DIVERGENCE_FACTOR:g} times that of its first {DIVERGENCE_STEPS}; without this, a line says so",
     )
     eval_generate: bool = setting(
-        False, "also let the model answer the validation prompts at each evaluation, and compute the answers' ROUGE"
+        False, "also let the model answer the validation prompts at each evaluation, and measure the answers"
+    )
+    eval_metric: tuple[str, ...] = setting(
+        (),
+        "measures of the answers: rouge, exact_match, choice, chrf, json, or your own as FILE.py:FUNCTION, which gets "
+        "prompt, reference and answer and returns a number or several by name; several as a,b (eval_generate)",
+        default_text="rouge",
+    )
+    eval_json_schema: str | None = setting(
+        None, "file with a JSON schema that answers must fit (eval_metric json)", is_path=True
+    )
+    temperature: float = setting(
+        0.0, "draw the answers at this temperature, by seed; 0: none is drawn (eval_generate)", minimum=0, maximum=100
+    )
+    top_p: float = setting(
+        1.0,
+        "draw among the likeliest tokens that have this probability together (temperature)",
+        exclusive_minimum=0,
+        maximum=1,
     )
     num_beams: int = setting(1, "beams of the beam search (eval_generate); 1: greedy", unit="beams", minimum=1)
     max_new_tokens: int = setting(
@@ -55,8 +73,8 @@ class EvaluationSettings:
     )
     best_metric: str = setting(
         "eval_loss",
-        "metric by which an evaluation is the best, whose weights are saved: eval_loss, the lowest, or of ROUGE "
-        "rouge1, rouge2 or rougeL, the highest (eval_generate)",
+        "metric by which an evaluation is the best, whose weights are saved: eval_loss, the lowest, or the highest of "
+        "rouge1, rouge2, rougeL, exact_match, choice, chrf, json_valid, json_match or your own (eval_metric)",
     )
 
     def eval_every(self, steps_per_epoch: int) -> int:

@@ -111,9 +111,12 @@ def use_summed_loss(
 
     If gradients are enabled, they are computed with the loss (see `policies.loss.head_gradients`). `loss_grad` is the
     gradient of the loss that `backward` will bring. Gradients in fp16 need to know it: without the loss scale, small
-    ones would be rounded to zero. `reduction="none"` returns the loss of each target, fp32 [n], without gradients.
-    `objective` makes another loss of these, in place of their sum (`policies.loss.objectives`).
-    `top_k` returns the logarithms of the largest probabilities at each target, fp32 [n, top_k], and their tokens.
+    ones would be rounded to zero. `objective` makes another loss of the targets' losses, in place of their sum
+    (`policies.loss.objectives`).
+
+    Without gradients, `reduction="none"` returns the loss of each target, fp32 [n]; `reduction="figures"` sums over the
+    targets, fp64 [3]: of the loss, of targets that are most likely, and of entropies; and `top_k` the logarithms of the
+    largest probabilities at each target, fp32 [n, top_k], and their tokens.
 
     Args:
         model: a transformers model whose head runs on the backbone's output alone.
@@ -150,7 +153,7 @@ def use_summed_loss(
         teacher_ids: torch.Tensor | None = None,
         teacher_logprobs: torch.Tensor | None = None,
         loss_grad: float | None = None,
-        reduction: Literal["sum", "none"] = "sum",
+        reduction: Literal["sum", "none", "figures"] = "sum",
         objective: Objective | None = None,
         top_k: int = 0,
         labels: torch.Tensor | None = None,  # peft hands it on, None where it was not given
@@ -188,9 +191,21 @@ def use_summed_loss(
                 return loss_by_objective(hidden, plain, logits_of, cross_entropy, objective, loss_grad)
             if torch.is_grad_enabled():
                 return loss_with_gradients(hidden, chunks, logits_of, loss_of, loss_grad)
+            if reduction == "figures":
+                return torch.stack([_figures(logits_of(inputs), part, loss_of) for inputs, part in chunks]).sum(0)
             return torch.stack([loss_of(logits_of(inputs), part) for inputs, part in chunks]).sum()
 
     model.forward = forward
+
+
+def _figures(
+    logits: torch.Tensor, wanted: WantedTokens, loss_of: Callable[[torch.Tensor, WantedTokens], torch.Tensor]
+) -> torch.Tensor:
+    """Sums over the targets of a chunk, fp64 [3]: the loss, how many are most likely, and entropies in nats."""
+    is_label = wanted.ids != IGNORE_INDEX
+    num_right = (logits.argmax(-1) == wanted.ids).sum()  # no label is -100
+    entropies = torch.special.entr(logits.float().softmax(-1)).sum(-1)
+    return torch.stack([loss_of(logits, wanted).double(), num_right.double(), (entropies * is_label).sum().double()])
 
 
 def _check_positions(model: nn.Module, hidden: torch.Tensor, inputs: Mapping[str, Any]) -> None:

@@ -5,7 +5,7 @@ KEYS = {
     "steps_per_epoch num_steps",
     "train": "step epoch loss perplexity grad_norm lr num_label_tokens num_tokens step_seconds tokens_per_second "
     "tokens_per_second_per_device model_tflops_per_device data_wait_seconds",
-    "eval": "step epoch loss perplexity num_label_tokens",
+    "eval": "step epoch loss perplexity num_label_tokens token_accuracy token_entropy",
     "memory": "step phase rank params_gib grads_gib optimizer_gib activations_gib other_gib allocated_gib "
     "peak_allocated_gib reserved_gib optimizer_cpu_gib host_rss_gib num_alloc_retries",
     "communication": "step exposed_seconds straggler_seconds all_gather_seconds all_gather_sent_gb "

@@ -219,3 +219,24 @@ def test_dft_weighs_each_token_by_its_own_probability_in_training_alone(chunk_si
         torch.testing.assert_close(parameter.grad, other.grad, rtol=1e-5, atol=1e-6)
     model.eval()
     assert TASK.summed_loss(model, batch).item() == pytest.approx(plain.item(), rel=1e-6)
+
+
+@pytest.mark.parametrize("chunk_size", [0, 7])
+def test_accuracy_and_entropy_of_label_tokens_are_those_of_full_logits(chunk_size: int) -> None:
+    model, batch = make_model("llama").eval(), make_batch()
+    logits = model(**TASK.model_inputs(batch), use_cache=False).logits.flatten(0, 1)[batch.target_positions]
+    wanted = reference_loss(model, batch).item()
+    use_summed_loss(model, TASK.backbone(model), chunk_size, TASK.compute_logits)
+    with torch.no_grad():
+        loss, num_right, entropies = TASK.eval_sums(model, batch).tolist()
+    assert loss == pytest.approx(wanted, rel=1e-6)
+    assert num_right == int((logits.argmax(-1) == batch.targets).sum())
+    distribution = torch.distributions.Categorical(logits=logits)
+    assert entropies == pytest.approx(distribution.entropy().sum().item(), rel=1e-5)
+    figures = TASK.eval_figures([num_right, entropies], len(batch.targets))
+    assert figures == {
+        "token_accuracy": num_right / len(batch.targets),
+        "token_entropy": entropies / len(batch.targets),
+    }
+    with torch.no_grad():
+        assert TASK.eval_sums(model, make_batch(learned=False)).tolist() == [0, 0, 0]
