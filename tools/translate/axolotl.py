@@ -195,6 +195,8 @@ AXOLOTL = Tool(
     },
     needless=by_name(
         {
+            "the processor of images is the model's": "processor_type is_multimodal",
+            "rows are tokenized before training, and images opened in it": "skip_prepare_dataset",
             "each dataset is read once, and its repository's version is the newest": "ds_type",
             "metrics and weights are written to the run folder": "wandb_watch wandb_log_model wandb_run_id",
             "examples are shuffled with --seed": "shuffle_merged_datasets",
@@ -209,6 +211,7 @@ AXOLOTL = Tool(
     ),
     missing=by_name(
         {
+            "the processor's own settings have --image_processor NAME=VALUE": "image_size image_resize_algorithm",
             "experts are computed and quantized as other linear layers": "quantize_moe_experts use_kernels",
             "weights are trained in the precision that they are stored in": "qat fp8_enable_fsdp_float8_all_gather",
             "--output_dir names the run, by its last part": "wandb_name wandb_run_name",
