@@ -93,6 +93,8 @@ def convolution_by_shifts(
     """The convolution as a sum over its taps of the tokens before, in fp32. Compiled it is one kernel, with what
     surrounds it; a package's kernel ends compiled code, and has the weight's gradient even if nothing trains it.
 
+    The sum is rounded before the activation, as transformers' is: compiled code keeps it for backward.
+
     Args:
         hidden: [batch, channels, seq].
         weight: [channels, width].
@@ -113,7 +115,8 @@ def convolution_by_shifts(
         output = output + earlier * taps[:, -1 - back, None]
     if bias is not None:
         output = output + bias.float()[:, None]
-    return (F.silu(output) if activation else output).to(hidden.dtype)
+    output = output.to(hidden.dtype)
+    return F.silu(output) if activation else output
 
 
 def convolution_with_gaps(

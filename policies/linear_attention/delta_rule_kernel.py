@@ -13,7 +13,6 @@ from typing import Any
 import torch
 
 CHUNK = 64  # tokens; the rule keeps a product of each token with those of its chunk
-_EPSILON = 1e-6  # flash-linear-attention's and transformers'
 
 
 def gated_delta_rule(
@@ -23,28 +22,19 @@ def gated_delta_rule(
     decay: torch.Tensor,
     beta: torch.Tensor,
     cu_seqlens: torch.Tensor | None,
-    *,
-    normalizes: bool,
 ) -> torch.Tensor:
     """The outputs of the rule (Yang et al., "Gated Delta Networks", 2024, equation 10), [batch, seq, heads, value_dim].
 
     Args:
-        query: [batch, seq, key_heads, key_dim], as is the key. Each key head serves heads / key_heads value heads.
+        query: [batch, seq, key_heads, key_dim], as is the key; both are divided by their norms first. Each key head
+            serves heads / key_heads value heads.
         value: [batch, seq, heads, value_dim].
         decay: [batch, seq, heads], in log space.
         beta: [batch, seq, heads].
         cu_seqlens: int32 [documents + 1] in the flattened [batch x seq]; None: each row is a document.
-        normalizes: queries and keys are divided by their norms first.
     """
-    if normalizes:
-        query, key = _normalized(query), _normalized(key)
     output: torch.Tensor = delta_rule(query, key, value, decay, beta, cu_seqlens)[0]
     return output
-
-
-def _normalized(tensor: torch.Tensor) -> torch.Tensor:
-    wide = tensor.float()
-    return (wide * torch.rsqrt(wide.square().sum(-1, keepdim=True) + _EPSILON)).to(tensor.dtype)
 
 
 @torch.library.custom_op("linear_attention::delta_rule", mutates_args=())
@@ -55,17 +45,23 @@ def delta_rule(
     decay: torch.Tensor,
     beta: torch.Tensor,
     cu_seqlens: torch.Tensor | None,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The outputs; for backward, sums of the decay in chunks (fp32), and products [batch, seq, heads, CHUNK]."""
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The outputs, and for backward: the normalized queries and keys, the factors of both (fp32 [batch, seq,
+    key_heads]), sums of the decay in chunks (fp32), and products in chunks [batch, seq, heads, CHUNK]."""
+    from fla.modules.norm.l2norm import l2norm_fwd
     from fla.ops.gated_delta_rule.chunk import chunk_gated_delta_rule_fwd
 
-    tensors = _for_kernel((query, key, value, decay, beta), cu_seqlens)
-    names = dict(zip(("q", "k", "v", "g", "beta"), tensors, strict=True))
+    queries, keys, values, decays, betas = _for_kernel((query, key, value, decay, beta), cu_seqlens)
+    (queries, of_query), (keys, of_key) = l2norm_fwd(queries), l2norm_fwd(keys)
+    names = {"q": queries, "k": keys, "v": values, "g": decays, "beta": betas}
     options = {"scale": query.shape[-1] ** -0.5, "initial_state": None, "cu_seqlens": cu_seqlens}
     sums, output, products, *_ = chunk_gated_delta_rule_fwd(
         **names, **options, output_final_state=False, chunk_indices=_chunks(cu_seqlens)
     )
-    return output.to(value.dtype).view(value.shape), sums.view(decay.shape), products.view(*beta.shape, CHUNK)
+    normalized = queries.view(query.shape), keys.view(key.shape)
+    factors = of_query.view(query.shape[:3]), of_key.view(key.shape[:3])
+    output = output.to(value.dtype).view(value.shape)
+    return output, *normalized, *factors, sums.view(decay.shape), products.view(*beta.shape, CHUNK)
 
 
 @delta_rule.register_fake
@@ -76,9 +72,12 @@ def _(
     decay: torch.Tensor,
     beta: torch.Tensor,
     cu_seqlens: torch.Tensor | None,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    normalized = query.new_empty(query.shape), key.new_empty(key.shape)
+    factors = (tensor.new_empty(tensor.shape[:3], dtype=torch.float32) for tensor in normalized)
+    of_query, of_key = factors
     sums, products = decay.new_empty(decay.shape, dtype=torch.float32), key.new_empty(*beta.shape, CHUNK)
-    return value.new_empty(value.shape), sums, products
+    return value.new_empty(value.shape), *normalized, of_query, of_key, sums, products
 
 
 @torch.library.custom_op("linear_attention::delta_rule_backward", mutates_args=())
@@ -90,18 +89,27 @@ def delta_rule_backward(
     sums: torch.Tensor,
     beta: torch.Tensor,
     products: torch.Tensor,
+    of_query: torch.Tensor,
+    of_key: torch.Tensor,
     cu_seqlens: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The gradients of query, key, value, decay (fp32) and beta."""
+    """The gradients of query, key, value, decay (fp32) and beta.
+
+    Args:
+        query, key, of_query, of_key: normalized, and their factors.
+    """
+    from fla.modules.norm.l2norm import l2norm_bwd
     from fla.ops.gated_delta_rule.chunk import chunk_gated_delta_rule_bwd
 
-    tensors = _for_kernel((grad, query, key, value, sums, beta, products), cu_seqlens)
-    names = dict(zip(("do", "q", "k", "v", "g", "beta", "A"), tensors, strict=True))
+    tensors = (grad, query, key, value, sums, beta, products, of_query, of_key)
+    *tensors_of_rule, of_query, of_key = _for_kernel(tensors, cu_seqlens)
+    names = dict(zip(("do", "q", "k", "v", "g", "beta", "A"), tensors_of_rule, strict=True))
     options = {"scale": query.shape[-1] ** -0.5, "initial_state": None, "cu_seqlens": cu_seqlens, "dht": None}
-    grads = chunk_gated_delta_rule_bwd(**names, **options, chunk_indices=_chunks(cu_seqlens))
-    likes = zip(grads, (query, key, value, sums, beta), strict=False)  # it returns others after these
-    of_query, of_key, of_value, of_decay, of_beta = (found.to(like.dtype).view(like.shape) for found, like in likes)
-    return of_query, of_key, of_value, of_decay, of_beta
+    query_grad, key_grad, *grads = chunk_gated_delta_rule_bwd(**names, **options, chunk_indices=_chunks(cu_seqlens))
+    grads = [l2norm_bwd(names["q"], of_query, query_grad), l2norm_bwd(names["k"], of_key, key_grad), *grads]
+    likes = zip(grads, (query, key, value, sums, beta), strict=False)  # the kernel returns others after these
+    found = [gradient.to(like.dtype).view(like.shape) for gradient, like in likes]
+    return found[0], found[1], found[2], found[3], found[4]
 
 
 @delta_rule_backward.register_fake
@@ -113,12 +121,12 @@ def _(
     sums: torch.Tensor,
     beta: torch.Tensor,
     products: torch.Tensor,
+    of_query: torch.Tensor,
+    of_key: torch.Tensor,
     cu_seqlens: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    of_query, of_key, of_value, of_decay, of_beta = (
-        tensor.new_empty(tensor.shape) for tensor in (query, key, value, sums, beta)
-    )
-    return of_query, of_key, of_value, of_decay, of_beta
+    found = [tensor.new_empty(tensor.shape) for tensor in (query, key, value, sums, beta)]
+    return found[0], found[1], found[2], found[3], found[4]
 
 
 def _for_kernel(tensors: tuple[torch.Tensor, ...], cu_seqlens: torch.Tensor | None) -> list[torch.Tensor]:
@@ -136,10 +144,10 @@ def _chunks(cu_seqlens: torch.Tensor | None) -> torch.Tensor | None:
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
-    query, key, value, decay, beta, cu_seqlens = inputs
-    _, sums, products = output
-    ctx.save_for_backward(query, key, value, sums, beta, products, cu_seqlens)
-    ctx.mark_non_differentiable(sums, products)
+    _, _, value, decay, beta, cu_seqlens = inputs
+    _, query, key, of_query, of_key, sums, products = output
+    ctx.save_for_backward(query, key, value, sums, beta, products, of_query, of_key, cu_seqlens)
+    ctx.mark_non_differentiable(*output[1:])
     ctx.decay_dtype = decay.dtype
 
 

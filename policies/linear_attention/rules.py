@@ -46,10 +46,12 @@ def delta_rule(written: Function, rule_of_fla: Function, kernels: Kernels, value
             return (written if kernels.fla else reference)(*tensors, **option, **kwargs)
         _check_no_cache(kwargs)
         if kernels.fla:
+            if not use_qk_l2norm_in_kernel:
+                raise ValueError("the rule by kernels divides queries and keys by their norms")
             if values_per_key > 1 and query.shape[2] == value.shape[2]:
                 # transformers repeats them until 5.22; the kernels take them as they are.
-                query, key = query[:, :, ::values_per_key], key[:, :, ::values_per_key]
-            return rule_of_fla(query, key, value, g, beta, offsets, normalizes=use_qk_l2norm_in_kernel), None
+                query, key = (tensor[:, :, ::values_per_key].contiguous() for tensor in (query, key))
+            return rule_of_fla(query, key, value, g, beta, offsets), None
         if query.is_meta:
             return reference(*tensors, **option)
         return for_each_document(lambda *parts: reference(*parts, **option)[0], tensors, offsets), None
@@ -64,8 +66,6 @@ def kimi_delta_rule(
     decay: torch.Tensor,
     beta: torch.Tensor,
     cu_seqlens: torch.Tensor | None,
-    *,
-    normalizes: bool,
 ) -> torch.Tensor:
     """Kimi's rule by flash-linear-attention's kernels, which compiled code ends for.
 
@@ -77,12 +77,12 @@ def kimi_delta_rule(
     from fla.ops.kda import chunk_kda
 
     if cu_seqlens is None:
-        alone: torch.Tensor = chunk_kda(*tensors, use_qk_l2norm_in_kernel=normalizes)[0]
+        alone: torch.Tensor = chunk_kda(*tensors, use_qk_l2norm_in_kernel=True)[0]
         return alone
     # The kernel takes the documents of one row. It makes tables of the offsets, once for all layers of a pass, and
     # knows them by the tensor itself, so the offsets must not be copied here.
     rows = map(in_one_row, tensors)
-    output: torch.Tensor = chunk_kda(*rows, cu_seqlens=cu_seqlens, use_qk_l2norm_in_kernel=normalizes)[0]
+    output: torch.Tensor = chunk_kda(*rows, cu_seqlens=cu_seqlens, use_qk_l2norm_in_kernel=True)[0]
     return output[0].unflatten(0, value.shape[:2])
 
 

@@ -28,6 +28,8 @@ def put_stand_ins(monkeypatch: pytest.MonkeyPatch, *, leak: str = "", is_disable
     functions: dict[str, Any] = {
         "fla.ops.gated_delta_rule.chunk.chunk_gated_delta_rule_fwd": partial(_forward, rule),
         "fla.ops.gated_delta_rule.chunk.chunk_gated_delta_rule_bwd": partial(_backward, rule),
+        "fla.modules.norm.l2norm.l2norm_fwd": _normalize,
+        "fla.modules.norm.l2norm.l2norm_bwd": _normalize_backward,
         "fla.ops.utils.index.prepare_chunk_indices": lambda cu_seqlens, chunk_size: cu_seqlens,
         "fla.ops.kda.chunk_kda": rule,
         "fla.modules.convolution.causal_conv1d": _without_offsets(_convolution, leak == "convolution"),
@@ -43,6 +45,15 @@ def put_stand_ins(monkeypatch: pytest.MonkeyPatch, *, leak: str = "", is_disable
                 made.add(module)
         kernel = torch.compiler.disable(function) if is_disabled else function
         setattr(sys.modules[".".join(packages)], name, kernel)
+
+
+def _normalize(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    factors = (x.square().sum(-1, keepdim=True) + 1e-6).rsqrt()
+    return x * factors, factors[..., 0]
+
+
+def _normalize_backward(y: torch.Tensor, rstd: torch.Tensor, dy: torch.Tensor) -> torch.Tensor:
+    return (dy - (dy * y).sum(-1, keepdim=True) * y) * rstd[..., None]
 
 
 def _forward(rule: Any, *, chunk_indices: Any, output_final_state: bool, **inputs: Any) -> tuple[Any, ...]:
