@@ -12,7 +12,7 @@ from typing import Any
 from torch import nn
 
 from policies.adapters.adapted_model import has_adapter
-from policies.rope_file import write_rope_file
+from policies.config_overrides import write_config_overrides
 from policies.sharding import own_class, unwrap
 from run_folder.checkpoint_folder import HUGGINGFACE
 from utils.disk_errors import disk_refusal
@@ -26,7 +26,7 @@ def huggingface_files(
     """config.json, generation_config.json, the tokenizer's files and adapter_config.json, by their paths.
 
     Args:
-        rope: what an adapter's base needs besides its own config.json (`policies.rope_file`).
+        rope: what an adapter's base needs besides its own config.json (`policies.config_overrides`).
 
     Raises:
         ConfigError: if the machine's folder for temporary files, where libraries write them first, does not take them.
@@ -36,7 +36,7 @@ def huggingface_files(
             folder = Path(temporary)
             _write(model, tokenizer, folder)
             if has_adapter(unwrap(model)):
-                write_rope_file(folder, rope or {})
+                write_config_overrides(folder, rope or {})
             return {
                 f"{HUGGINGFACE}/{path.name}": path.read_bytes() for path in sorted(folder.iterdir()) if path.is_file()
             }

@@ -15,7 +15,7 @@ from transformers.utils import CONFIG_NAME
 
 from checkpointing.gathering import gathered_state_dict
 from policies.adapters.adapted_model import has_adapter, is_own_name
-from policies.rope_file import write_rope_file
+from policies.config_overrides import write_config_overrides
 from policies.sharding import own_class, unwrap
 from ranks.collectives import on_rank_zero
 from reporting.card.card_file import copy_card
@@ -49,7 +49,7 @@ def export_model(
 
     Args:
         dtype: of a model's floating-point weights; None, and for adapters: that of training.
-        rope: what an adapter's base needs besides its own config.json (`policies.rope_file`).
+        rope: what an adapter's base needs besides its own config.json (`policies.config_overrides`).
 
     Returns:
         The folder: `adapter/` if the model has adapters, else `model/`.
@@ -64,7 +64,7 @@ def export_model(
     def write(temporary: Path) -> None:
         _write(inner, state_dict, tokenizer, temporary, dtype)
         if has_adapter(inner):
-            write_rope_file(temporary, rope or {})
+            write_config_overrides(temporary, rope or {})
         copy_card(folder, temporary)
 
     reason = on_rank_zero(lambda: _replace(folder, write))

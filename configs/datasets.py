@@ -18,6 +18,7 @@ FORMATS = (
     "segments",
     "caption",
     "preference",
+    "classification",
 )
 """The files of datasets/, in the order of --help. X.py has the settings and the function of `--dataset X_dataset`."""
 
@@ -52,6 +53,7 @@ class DataSource:
     """The settings of every dataset: where its examples are, and which are for training. Formats add their own."""
 
     DEFAULT_TRUNCATION: ClassVar[Literal["right", "left", "split"]] = "right"  # half an answer teaches nothing
+    HAS_LABELS: ClassVar[bool] = False  # of whole texts: tasks that learn them take it, and no others
     HAS_IMAGES: ClassVar[bool] = False  # only models that see images take it, and a run takes no other dataset with it
     HAS_PAIRS: ClassVar[bool] = False  # of answers; only losses of preferences take them
 

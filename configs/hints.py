@@ -52,7 +52,10 @@ _NAMES: dict[str, str] = {
     "--decay_norms_and_biases False": "no_decay",
     "--optimizer Muon": "use_muon",
     "--loss_type dft": "use_dft_loss",
-    "--loss_type dpo|simpo|orpo, with --dataset preference_dataset": "stage rl pref_loss rl_type rlhf_type",
+    "--loss_type dpo|simpo|orpo, or --task reward_model, with --dataset preference_dataset": (
+        "stage rl pref_loss rl_type rlhf_type"
+    ),
+    "--task reward_model, with --dataset preference_dataset": "reward_model",
     "--init_lora_weights pissa or pissa_niter_16": "pissa_init",
     "--scheduler step|cosine|linear|constant": "lr_scheduler lr_scheduler_type",
     _FLOOR: "min_lr_ratio min_lr_rate cosine_min_lr_ratio",

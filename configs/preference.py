@@ -8,6 +8,9 @@ from configs.setting import setting
 PREFERENCE = "preference"
 """The task of these losses (`tasks.preference`)."""
 
+REWARD_MODEL = "reward_model"
+"""The task that learns a score from pairs of answers (`tasks.reward_model`)."""
+
 LossType = Literal["dpo", "simpo", "orpo"]
 
 PREFERENCE_LOSSES: tuple[LossType, ...] = get_args(LossType)

@@ -2,7 +2,7 @@
 
 from configs.formats import DATASETS
 from configs.names import flag
-from configs.preference import PREFERENCE, PREFERENCE_LOSSES, TAKEN_BY
+from configs.preference import PREFERENCE, PREFERENCE_LOSSES, REWARD_MODEL, TAKEN_BY
 from configs.run import RunConfig
 from utils.errors import ConfigError
 
@@ -30,7 +30,7 @@ def _check_other_losses(config: RunConfig) -> None:
     if config.train_config.task == PREFERENCE:
         raise ConfigError(f"--task: {PREFERENCE} is that of --loss_type {_LOSSES}; give one of these")
     for name in config.train_config.datasets:
-        if DATASETS[name].HAS_PAIRS:
+        if DATASETS[name].HAS_PAIRS and config.train_config.task != REWARD_MODEL:
             raise ConfigError(
                 f"--dataset: {name} has pairs of answers, and --loss_type {config.train_config.loss_type} learns all "
                 f"that it is given; give --loss_type {_LOSSES}, or learn the good answers with --dataset chat_dataset "

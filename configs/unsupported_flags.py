@@ -1,6 +1,6 @@
 """Flags of other tools that have no counterpart here, and the reason for each."""
 
-_NO_REWARDS = "answers are given, alone or in pairs (--loss_type dpo, simpo, orpo); no model of rewards scores them"
+_NO_REWARDS = "answers are given, alone or in pairs (--loss_type dpo, simpo, orpo); no reward scores new ones"
 _NO_MIXED_LOSS = "--loss_type says the whole loss of a pair"
 _CHUNKS = "the loss is computed in chunks, so whole logits are never held"
 _TOKENIZED = "one rank of each machine tokenizes, on all of its cores, and the result is kept"
@@ -24,6 +24,7 @@ _NEEDLESS_REASONS: dict[str, str] = {
     _TOKENIZED: (
         "preprocessing_num_workers dataset_num_proc dataset_processes preprocessing_batch_size dataset_batch_size"
     ),
+    "classes are found in the labels (--task text_classification)": "num_labels num_classes id2label label2id",
     "columns that no one reads are named and not read": "remove_unused_columns",
     "padding is never learned": "ignore_pad_token_for_loss ignore_index",
     "examples are shuffled anew in each epoch (--seed)": "shuffle shuffle_dataset shuffle_merged_datasets",
@@ -115,7 +116,7 @@ _MISSING_REASONS: dict[str, str] = {
     "rows say it, in a column system": "default_system system_prompt",
     # Model and adapter
     _REVISION: "revision model_revision revision_of_model",
-    "an adapter trains its own factors, and the rows of --add_special_tokens": (
+    "an adapter trains its own factors, the rows of --add_special_tokens, and a classifier's head": (
         "modules_to_save lora_modules_to_save additional_target"
     ),
     "adapters begin as --init_lora_weights says": "loftq_config loftq_init",
@@ -133,7 +134,7 @@ _MISSING_REASONS: dict[str, str] = {
         "sequence_parallel tp_size pp_size tensor_parallel_dim"
     ),
     # Training
-    _NO_REWARDS: "reward_model reward_funcs num_generations",
+    _NO_REWARDS: "reward_funcs num_generations",
     _NO_MIXED_LOSS: (
         "pref_ftx rpo_alpha cpo_alpha ld_alpha loss_weights pref_bco_weight use_weighting dpo_use_weighting"
     ),

@@ -24,6 +24,7 @@ from policies.quantization.float8 import Float8, compute_in_float8, store_in_flo
 from policies.quantization.packing import Quantization
 from policies.routing.routers import Router, find_routers
 from policies.sharding import Layout, replicate, shard
+from policies.text_scores import new_parts, use_text_scores
 from policies.tiling.finding import why_not_tiled
 from policies.weights.materialise import Weights, materialise
 from policies.wrapping import find_layers, find_outer_norms, find_units
@@ -88,16 +89,19 @@ def adapt_model(
     if train.compile:
         cross_entropy = compiled_loss or compile_cross_entropy(fallback)
     # The loss comes before all else: its code runs inside whatever wraps the model, where sharded weights are whole.
-    use_summed_loss(
-        base,
-        backbone,
-        train.loss_chunk_size,
-        task.compute_logits,
-        label_smoothing=train.label_smoothing,
-        by_probability=train.loss_type == "dft",
-        teacher_weight=train.teacher_weight,
-        cross_entropy=cross_entropy,
-    )
+    if task.HEAD == "texts":
+        use_text_scores(base)
+    else:
+        use_summed_loss(
+            base,
+            backbone,
+            train.loss_chunk_size,
+            task.compute_logits,
+            label_smoothing=train.label_smoothing,
+            by_probability=train.loss_type == "dft",
+            teacher_weight=train.teacher_weight,
+            cross_entropy=cross_entropy,
+        )
     # Found now: sharding renames their classes.
     layers, units, routers = find_layers(base), find_units(base, config.fsdp_config.wrap), find_routers(base)
     if checkpointing.tile_tokens and (reason := why_not_tiled(layers, units)) is not None:
@@ -116,14 +120,17 @@ def adapt_model(
         from policies.adapters.expert_products import use_grouped_factors
         from policies.adapters.lora_layers import use_lean_forward
         from policies.adapters.new_tokens import use_lean_tokens
+        from policies.adapters.saved_parts import use_own_dtype
 
-        wrapped = apply_adapters(base, config, task.PEFT_TYPE, new_tokens, adapter_device)
+        saved_parts = new_parts(base) if task.HEAD == "texts" else []
+        wrapped = apply_adapters(base, config, task.PEFT_TYPE, new_tokens, saved_parts, adapter_device)
         store_adapters(wrapped, policies.precision.adapter_dtype)
         # After peft, whose forwards these replace (docs/decisions.md, Adapters and quantization).
         lora = config.lora_config
         use_lean_forward(wrapped, num_trained_ranks=lora.r if lora.begins_in_base else None)
         use_grouped_factors(base)
         use_lean_tokens(wrapped)
+        use_own_dtype(wrapped)
     # 2. freeze: adapters froze what they need frozen
     if train.freeze_layers:
         freeze_layers(wrapped, backbone, train.num_freeze_layers)
@@ -171,8 +178,10 @@ def shard_and_fill(
         from policies.adapters.dora import set_magnitudes
         from policies.adapters.initial_factors import set_factors
         from policies.adapters.new_tokens import set_token_rows
+        from policies.adapters.saved_parts import set_saved_parts
 
         set_token_rows(model)
+        set_saved_parts(model)
         if lora.begins_in_base:
             set_factors(model, lora.init_lora_weights)
         if lora.use_dora:  # an adapter from --from_peft_checkpoint has its magnitudes already

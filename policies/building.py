@@ -28,6 +28,7 @@ from policies.model_task import ModelTask
 from policies.pretrained import generation_settings
 from policies.routing.coefficient import check_routers
 from policies.routing.expert_loads import Routing
+from policies.text_scores import new_parts
 from policies.weights.materialise import find_weights
 from policies.wrapping import find_layers, outermost
 from ranks.environment import Environment, print_rank_zero
@@ -86,10 +87,11 @@ def build_empty(
     notes = task.check_model(model, train.model_name)
     compute_by_products(model)
     notes += check_routers(model, policies.router_aux_loss_coef, asked=train.router_aux_loss_coef)
-    packed = task.PACKS and train.batching_strategy == "packing"
+    packs = task.packs(model_config)
+    packed = packs and train.batching_strategy == "packing"
     if task.READS_IMAGES:
         read_images_apart(model, device, policies.precision.compute_dtype)
-    if packed or (task.PACKS and not task.READS_IMAGES):
+    if packed or (packs and not task.READS_IMAGES):
         notes += use_offsets_in_states(model, device, packed=packed)
         notes += choose_attention(
             model,
@@ -165,7 +167,15 @@ def build_for_training(
     dtype = policies.precision.storage_dtype
     # Before adapters are added: files are compared with the plain model, and a mismatch is refused before any value is
     # read.
-    weights = find_weights(config.train_config, empty.model, task.AUTO_MODEL, dtype, env, num_rows=num_embeddings)
+    weights = find_weights(
+        config.train_config,
+        empty.model,
+        task.AUTO_MODEL,
+        dtype,
+        env,
+        num_rows=num_embeddings,
+        new_parts=new_parts(empty.model) if task.HEAD == "texts" else (),
+    )
     print_rank_zero(env, *empty.notes, *weights.notes)
     fallback = None
     if policies.compile_is_tried:

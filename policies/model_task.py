@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import nn
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 
 class ModelTask(Protocol):
@@ -17,9 +17,10 @@ class ModelTask(Protocol):
     @property
     def PEFT_TYPE(self) -> str | None: ...
     @property
-    def PACKS(self) -> bool: ...
-    @property
     def READS_IMAGES(self) -> bool: ...
+    @property
+    def HEAD(self) -> Literal["tokens", "texts"]: ...
+    def packs(self, model_config: PreTrainedConfig) -> bool: ...
     def check_model(self, model: PreTrainedModel, model_name: str) -> list[str]: ...
     def backbone(self, model: PreTrainedModel) -> list[nn.Module]: ...
     def compute_logits(self, model: PreTrainedModel, hidden: torch.Tensor) -> torch.Tensor: ...

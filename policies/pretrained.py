@@ -5,7 +5,7 @@ Refusals are the caller's, who knows the flag and the remedy.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
@@ -14,9 +14,9 @@ from transformers import AutoConfig, GenerationConfig, PretrainedConfig, PreTrai
 from transformers.utils import GENERATION_CONFIG_NAME, cached_file
 from transformers.utils.quantization_config import Mxfp4Config
 
+from policies.config_overrides import override
 from policies.generation_values import check_values
 from policies.mxfp4 import is_mxfp4
-from policies.rope_file import override
 from utils.compat import must_be_exact
 from utils.errors import in_one_line
 from utils.wording import plural
@@ -102,11 +102,15 @@ def read_whole(
     attention: dict[str, Any],
     trust_remote_code: bool = False,
     rope: Mapping[str, Any] | None = None,
+    config: PretrainedConfig | None = None,
+    new_parts: Collection[str] = (),
 ) -> tuple[PreTrainedModel, list[str]]:
     """The model with its values on the CPU, read by transformers, which converts what files name or fuse differently.
 
     Args:
-        rope: values of config.json to put in the place of its own (`policies.rope_file`).
+        rope: values of config.json to put in the place of its own (`policies.config_overrides`).
+        config: in the place of its own, for another number of classes.
+        new_parts: modules whose tensors the files need not have, or have in another shape; their values mean nothing.
 
     Returns:
         The model, and the tensors in the files that it has no place for.
@@ -118,7 +122,12 @@ def read_whole(
     # Given, or transformers would refuse the model for a generation_config.json that it cannot read.
     more: dict[str, Any] = {"generation_config": GenerationConfig()} if generation_settings(name)[1] else {}
     # Else transformers keeps MXFP4 packed if it has kernels for it.
-    config = AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code)
+    own = AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code)
+    if config is not None:
+        more["config"] = config
+    if new_parts:
+        more["ignore_mismatched_sizes"] = True
+    config = config or own
     if is_mxfp4(config):
         more["quantization_config"] = Mxfp4Config(dequantize=True)
     if rope:
@@ -133,6 +142,12 @@ def read_whole(
         **attention,
         **more,
     )
-    if missing := sorted(report.get("missing_keys", ())):
+    missing = [name for name in sorted(report.get("missing_keys", ())) if not is_of_parts(name, new_parts)]
+    if missing:
         raise MissingTensorsError(missing)
     return model, sorted(report.get("unexpected_keys", ()))
+
+
+def is_of_parts(name: str, parts: Collection[str]) -> bool:
+    """Whether a tensor is of one of these modules, which are named as in the model, or by the end of that."""
+    return any(f".{part}." in f".{name}" for part in parts)

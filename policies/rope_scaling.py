@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from transformers import PretrainedConfig, PreTrainedModel
 
-from policies.rope_file import override
+from policies.config_overrides import override
 from utils.errors import ConfigError
 from utils.positions import positions_of, rope_sets
 

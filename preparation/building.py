@@ -28,6 +28,7 @@ from policies.sharding import Accumulation, choose_accumulation, reduction_notes
 from preparation.batch_forms import collator_of_run
 from preparation.packing_trial import check_packing
 from preparation.trial_rows import check_label_leaks, check_shared_losses
+from preparation.trial_texts import check_text_scores
 from ranks.environment import Environment, print_rank_zero
 from resolving.inputs import Inputs
 from resolving.resolved import Resolved
@@ -78,6 +79,9 @@ def check_losses(built: BuiltModel, inputs: Inputs, env: Environment) -> None:
     Raises:
         ConfigError: on every rank.
     """
+    if inputs.resolved.task.HEAD == "texts":
+        check_text_scores(built, inputs, env)
+        return
     shares_rows = inputs.resolved.policies.context.shares_rows
     # Each rank tries whole rows, and then its part of some.
     with whole_rows(base_model(unwrap(built.model))) if shares_rows else nullcontext():

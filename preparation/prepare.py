@@ -114,7 +114,7 @@ def prepare(config: RunConfig, env: Environment, watchdog: Watchdog, lock: RunLo
     continuation = inputs.continuation()
     print_rank_zero(env, *name_end_tokens(model, inputs.processor, continuation))
     saved = continuing(inputs.processor, continuation)
-    files = huggingface_files(model, saved, resolved.rope) | reference_files(inputs.data)
+    files = huggingface_files(model, saved, resolved.config_overrides) | reference_files(inputs.data)
     base = on_rank_zero(lambda: base_fingerprint(model, train))
     model_identity = {
         "model_config": model_config_values(files),
@@ -160,7 +160,7 @@ def prepare(config: RunConfig, env: Environment, watchdog: Watchdog, lock: RunLo
         network=plan.network,
         watchdog=watchdog,
         folder=folder,
-        export=partial(export_model, model, saved, folder, dtype=resolved.saved_dtype, rope=resolved.rope),
+        export=partial(export_model, model, saved, folder, dtype=resolved.saved_dtype, rope=resolved.config_overrides),
         checkpointing=parts.empty.checkpointing,
         advice=tuple(few_steps_lines(config, record.start, record.resolved, record.description["data"])),
         resumed_size=None if checkpoint is None else resolved.batches.global_batch_size,

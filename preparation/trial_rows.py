@@ -33,7 +33,7 @@ def check_label_leaks(built: BuiltModel, inputs: Inputs, env: Environment) -> No
         ConfigError: on every rank.
     """
     task, model, resolved = inputs.resolved.task, built.model, inputs.resolved
-    rows = rows_to_try(inputs.data.train, task, LENGTH_ON_GPU if env.device.type == "cuda" else LENGTH_ON_CPU)
+    rows = rows_to_try(inputs.data.train, task, trial_length(env))
     if not rows:
         return
     packing = resolved.config.train_config.batching_strategy == "packing"
@@ -60,7 +60,7 @@ def check_shared_losses(built: BuiltModel, inputs: Inputs, env: Environment) -> 
     """
     task, resolved = inputs.resolved.task, inputs.resolved
     group = resolved.policies.context
-    rows = rows_to_try(inputs.data.train, task, LENGTH_ON_GPU if env.device.type == "cuda" else LENGTH_ON_CPU)
+    rows = rows_to_try(inputs.data.train, task, trial_length(env))
     if not rows or not group.shares_rows:
         return
     packing = resolved.config.train_config.batching_strategy == "packing"
@@ -80,6 +80,11 @@ def check_shared_losses(built: BuiltModel, inputs: Inputs, env: Environment) -> 
     for said in gather_to_all(found):
         if said is not None:
             raise ConfigError(f"--context_parallel_size: with {built.empty.architecture} {said}; leave it out")
+
+
+def trial_length(env: Environment) -> int:
+    """The most tokens of a trial's row."""
+    return LENGTH_ON_GPU if env.device.type == "cuda" else LENGTH_ON_CPU
 
 
 def tolerance_of_losses(resolved: Resolved, env: Environment) -> float:

@@ -84,6 +84,9 @@ def sample_spans(examples: Sequences, tokenizer: PreTrainedTokenizerBase) -> lis
         ids, labels = sequence[:2]
         if (places := getattr(sequence, "places", None)) is not None:
             ids, labels = _one_token_each(ids, labels, places)
+        if not examples.labels_are_tokens:
+            spans += _shortened(tokenizer, ids, np.zeros(len(ids), bool), SHOWN_TOKENS)
+            continue
         if examples.has_targets:
             spans += [
                 TextSpan("[source]\n", False),
@@ -200,7 +203,7 @@ def figures_table(data: dict[str, Any]) -> Table:
     """Figures that the start table lacks: label tokens, lengths, and how full the rows are."""
     splits = {name: figures for name, figures in data.items() if figures and not figures.get("streamed")}
     rows = {}
-    if splits:
+    if splits and any(figures["num_label_tokens"] for figures in splits.values()):
         rows["learned"] = "\n".join(f"{name} {_label_tokens(figures)}" for name, figures in splits.items())
         rows["lengths"] = "\n".join(f"{name} {_lengths(figures['lengths'])}" for name, figures in splits.items())
     if any("target_lengths" in figures for figures in splits.values()):

@@ -87,8 +87,7 @@ def read_inputs(config: RunConfig, env: Environment, checkpoint: Checkpoint | No
     was_compiled = checkpoint.was_compiled if checkpoint else None
     resolved = resolve(config, env, resumed_size=resumed_size, began_with=began_with, was_compiled=was_compiled)
     check_targets(resolved)
-    task = resolved.task
-    processor = task.load_processor(resolved.config.train_config)
+    processor = resolved.task.load_processor(resolved.config.train_config)
     resolved, data, vocab_size = read_data(resolved, processor, env, is_resumed=checkpoint is not None)
     config = resolved.config
     generation = _generation_of(resolved, data, processor, vocab_size, env)
@@ -207,6 +206,10 @@ def read_data(
         packed_length=resolved.began_with.packed_length,
         encode=reading.encode,
     )
+    task, model_config, data = resolved.task.with_data(
+        resolved.model_config, config.train_config, tokenizer_of(processor), data, tuple(config.sources)
+    )
+    resolved = replace(resolved, task=task, model_config=model_config)
     if not is_resumed:
         resolved, data = with_enough_steps(resolved, data)
     train, memory_bytes = resolved.config.train_config, env.device_facts.memory_bytes

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from configs.peft import PrefixConfig
 from configs.training import TrainConfig
 from policies.adapters.folder import num_virtual_tokens, saved_rope
-from policies.rope_file import ROPE_FILE, override
+from policies.config_overrides import ROPE_FILE, override
 from policies.rope_scaling import check_can_scale, describe, factor_for, kind_to_give, scaled_values
 from tasks.generation import decoder_positions
 from utils.errors import ConfigError

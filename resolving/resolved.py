@@ -60,6 +60,11 @@ class Resolved:
     rope: Mapping[str, Any] = field(default_factory=dict)  # values of config.json that the base's own does not have
 
     @property
+    def config_overrides(self) -> dict[str, Any]:
+        """All such values that an adapter needs besides its base's config.json."""
+        return {**self.rope, **self.task.config_values(self.model_config)}
+
+    @property
     def context_length(self) -> int:
         """Input tokens of the longest row."""
         return self.lengths[0]
@@ -92,6 +97,7 @@ class Resolved:
             "global_batch_size": self.batches.global_batch_size,
             "lr": self.lr,
             **({"rope": dict(self.rope)} if self.rope else {}),
+            **({"labels": labels} if (labels := self.task.config_values(self.model_config)) else {}),
             **({} if packed_length is None else {"packed_length": packed_length}),
         }
 
@@ -139,8 +145,11 @@ def resolve(
     task = find_task(model_config, config.train_config.task).for_run(config)
     task.check_config(model_config, config.train_config.model_name)
     check_best_metric(config.train_config, task)
-    check_shared_rows(context, config, model_config, is_causal_task=task.PACKS and not task.READS_IMAGES)
-    config = keep_documents_apart(settings_of_task(config, task), model_config, precision, env.device_facts)
+    is_causal_task = task.PACKS and not task.READS_IMAGES and task.HEAD == "tokens"
+    check_shared_rows(context, config, model_config, is_causal_task=is_causal_task)
+    config = keep_documents_apart(
+        settings_of_task(config, task, model_config), model_config, precision, env.device_facts
+    )
     config = with_default_targets(config, model_config)
     router_coefficient, router_notes = resolve_coefficient(
         config.train_config.router_aux_loss_coef, model_config, task.AUTO_MODEL, config.train_config.model_name
@@ -221,7 +230,7 @@ def _recipe_notes(config: RunConfig, task: Task) -> list[str]:
 def _attention_kinds(train: TrainConfig, task: Task, model_config: PreTrainedConfig) -> set[AttentionKind]:
     """The kinds of attention that FlashAttention 4 might serve; none if the model's attention needs more."""
     prefixed = train.use_peft and train.peft_method == "prefix"  # in a cache, which takes masks
-    is_text = task.PACKS and not task.READS_IMAGES
+    is_text = task.packs(model_config) and not task.READS_IMAGES
     is_asked = is_text and train.use_fast_kernels is not False and not (prefixed or caps_scores(model_config))
     return attention_kinds(model_config, packed=train.batching_strategy == "packing") if is_asked else set()
 

@@ -6,20 +6,25 @@ from dataclasses import replace
 
 from transformers import PreTrainedConfig
 
+from configs.datasets import CustomDataset
 from configs.run import RunConfig
 from tasks.causal_lm import CausalLM
 from tasks.image_text import ImageText
 from tasks.preference import Preference
+from tasks.reward_model import RewardModel
 from tasks.seq2seq_lm import Seq2SeqLM
 from tasks.task import Task
+from tasks.text_classification import TextClassification
 from utils.compat import list_text_model
 from utils.errors import ConfigError
 
 TASKS: tuple[Task, ...] = (
     ImageText(),
     Seq2SeqLM(),
+    TextClassification(),
     CausalLM(),
     Preference(),
+    RewardModel(),
 )
 """The first that fits a model's config is its task: transformers' mapping of causal models names BART and some
 models of images, too."""
@@ -37,13 +42,13 @@ def find_task(model_config: PreTrainedConfig, asked: str | None = None) -> Task:
     list_text_model(model_config)
     if asked is None:
         # If none fits, CausalLM's check_config refuses the model and says why.
-        return next((task for task in TASKS if task.fits(model_config)), CausalLM())
+        return next((task for task in TASKS if task.is_made_for(model_config)), CausalLM())
     task = next((task for task in TASKS if asked == task.NAME), None)
     if task is None:
         names = ", ".join(task.NAME for task in TASKS)
         raise ConfigError(f"--task: {asked!r} is not one of {names}; give one of these, or leave it out")
     if not task.fits(model_config):
-        fitting = [task.NAME for task in TASKS if task.fits(model_config)]
+        fitting = [task.NAME for task in TASKS if task.is_made_for(model_config)]
         remedy = f"give --task {' or '.join(fitting)}, or leave it out" if fitting else "give another model"
         raise ConfigError(
             f"--task: transformers has no {task.AUTO_MODEL.__name__} of {model_config.model_type} models; {remedy}"
@@ -51,7 +56,7 @@ def find_task(model_config: PreTrainedConfig, asked: str | None = None) -> Task:
     return task
 
 
-def settings_of_task(config: RunConfig, task: Task) -> RunConfig:
+def settings_of_task(config: RunConfig, task: Task, model_config: PreTrainedConfig) -> RunConfig:
     """The settings with the defaults that depend on the task; a note is added for each that changed.
 
     Raises:
@@ -71,7 +76,8 @@ def settings_of_task(config: RunConfig, task: Task) -> RunConfig:
             f"--dataset: {with_images[0]} is for models of image and text, and this is one for --task {task.NAME}; "
             "give another dataset, or another model"
         )
-    if train.batching_strategy == "padding" or task.PACKS:
+    _check_labels(config, task)
+    if train.batching_strategy == "padding" or task.packs(model_config):
         return config
     if config.was_given("train_config.batching_strategy"):
         raise ConfigError(
@@ -80,3 +86,21 @@ def settings_of_task(config: RunConfig, task: Task) -> RunConfig:
         )
     note = f"--batching_strategy is padding with --task {task.NAME}"
     return replace(config, train_config=replace(train, batching_strategy="padding"), notes=(*config.notes, note))
+
+
+def _check_labels(config: RunConfig, task: Task) -> None:
+    """Refuse a dataset of texts with labels for a task that learns none, and one without them for a task that does."""
+    for name, dataset in config.dataset_configs.items():
+        lacks_labels = task.LEARNS == "labels" and not dataset.HAS_LABELS
+        lacks_pairs = task.NAME == RewardModel.NAME and not dataset.HAS_PAIRS
+        if (lacks_labels or lacks_pairs) and not isinstance(dataset, CustomDataset):
+            lacking, given = ("labels of whole texts", "classification") if lacks_labels else ("pairs", "preference")
+            raise ConfigError(
+                f"--dataset: {name} has no {lacking}, which --task {task.NAME} learns; give {given}_dataset, or a "
+                "function of your own"
+            )
+        if dataset.HAS_LABELS and task.LEARNS != "labels":
+            raise ConfigError(
+                f"--dataset: {name} has labels of whole texts, and --task {task.NAME} learns tokens; give --task "
+                "text_classification"
+            )

@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar
+from typing import Any, ClassVar, Generic, Literal, Protocol, Self, TypeVar
 
 import numpy as np
 import torch
@@ -22,6 +22,7 @@ from data.batches.counts import LABEL_TOKENS, BatchCounts
 from data.batches.packing import Offsets
 from data.batches.padding import PaddedWidth
 from data.batches.step_loader import Unreadable
+from data.pipeline import RunData
 from data.processors.tokenizer_loading import load_tokenizer
 from data.sequences.reading import Reading
 from data.sequences.token_columns import OF_TARGETS
@@ -144,11 +145,18 @@ class Task(ABC, Generic[Batch]):
     PEFT_TYPE: ClassVar[str | None] = None
     """The `task_type` of peft's configs; None if peft has no such task."""
 
+    HEAD: ClassVar[Literal["tokens", "texts"]] = "tokens"
+    """What the model's head computes: logits of tokens, or scores of whole texts. Trials ask only tasks that predict
+    tokens whether a token sees what it is to predict: attention both ways is right for whole texts."""
+
+    LEARNS: ClassVar[Literal["tokens", "labels", "pairs"]] = "tokens"
+    """What examples say: tokens to predict, labels of whole texts, or which of two texts is better."""
+
     READS_IMAGES: ClassVar[bool] = False
     """Whether an example has an image."""
 
     PACKS: ClassVar[bool] = False
-    """Whether several sequences may share a row."""
+    """Whether several sequences may share a row; `packs` says so of one model."""
 
     MEAN_OVER: ClassVar[str] = LABEL_TOKENS
     """What the loss is a mean over, in the global batch: each is a term of `summed_loss`, and a batch has so many
@@ -176,6 +184,14 @@ class Task(ABC, Generic[Batch]):
     def for_run(self, config: RunConfig) -> Task[Any]:
         """The task with those of a run's settings that its loss depends on. By default there are none."""
         return self
+
+    def is_made_for(self, model_config: PreTrainedConfig) -> bool:
+        """Whether a model with this config is of this task if --task is not given. By default all are that fit."""
+        return self.fits(model_config)
+
+    def packs(self, model_config: PreTrainedConfig) -> bool:
+        """Whether several sequences may share a row of a model with this config."""
+        return self.PACKS
 
     def check_config(self, model_config: PreTrainedConfig, model_name: str) -> None:
         """Called before anything is built.
@@ -217,6 +233,28 @@ class Task(ABC, Generic[Batch]):
         Args:
             lengths: the resolved value of each name in LENGTHS, in tokens.
         """
+
+    def with_data(
+        self,
+        model_config: PreTrainedConfig,
+        train_config: TrainConfig,
+        processor: Any,
+        data: RunData,
+        datasets: Sequence[str],
+    ) -> tuple[Task, PreTrainedConfig, RunData]:
+        """The task, the model's config and the data, once these are read: classes, say, are known from then on.
+
+        Args:
+            datasets: the names of the mixed datasets, for messages.
+
+        Raises:
+            ConfigError: for data that it cannot learn.
+        """
+        return self, model_config, data
+
+    def config_values(self, model_config: PreTrainedConfig) -> dict[str, Any]:
+        """Values of the model's config.json that an adapter's base does not have, and the adapter needs."""
+        return {}
 
     @abstractmethod
     def make_collator(

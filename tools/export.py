@@ -34,16 +34,14 @@ if __name__ == "__main__":
 
 import torch
 
-from checkpointing.exporting.blueprint import read_model_config
 from checkpointing.exporting.export_card import export_card
 from checkpointing.exporting.model_source import open_source
 from checkpointing.exporting.plan import plan_export
 from checkpointing.exporting.verify import check_logits
 from checkpointing.exporting.write import check_place, write_export
-from tasks.finding import find_task
 from tools.ending import status_of
 from tools.hub_upload import check_for_others, find_place, upload
-from tools.model_class import model_class
+from tools.model_class import model_class, task_of
 from tools.serving.checks import CHECKS
 from tools.serving.folder import ServedFolder, ready_folder
 from utils.compat import return_freed_tensors
@@ -67,14 +65,14 @@ def export(path: Path, to: Path, *, merge: bool, dtype: torch.dtype | None, veri
     check_place(to)
     source = open_source(path, base)
     print_line(f"from {source.path}")
-    auto_model = model_class(source.settings)
+    auto_model = model_class(source)
     plan = plan_export(source, auto_model, merge=merge, dtype=dtype)
     for note in plan.notes:
         print_line(note)
 
     def check(folder: Path) -> None:
         rounded_to = plan.dtype if plan.rounds else torch.float32
-        inputs_of = partial(find_task(read_model_config(source.settings)).inputs_of, plan.tokenizer)
+        inputs_of = partial(task_of(source).inputs_of, plan.tokenizer)
         found = check_logits(source, auto_model, folder, merged=merge, dtype=rounded_to, inputs_of=inputs_of)
         print_line(
             f"verified: logits differ by at most {found.largest:.3g} (rounding to {_short(found.dtype)} explains "

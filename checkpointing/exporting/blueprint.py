@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +14,9 @@ from checkpointing.exporting.model_source import ModelSource
 from checkpointing.exporting.stored_tensors import StoredTensors
 from data.processors.processor_loading import has_processor, read_processor
 from data.processors.tokenizer_loading import read_tokenizer
+from policies.config_overrides import override
 from policies.mxfp4 import forget_mxfp4
 from policies.pretrained import MissingTensorsError, build_on_meta, read_whole
-from policies.rope_file import override
 from policies.weights.fitting import check_dtypes, describe_left_over, left_over, untie_what_differs
 from policies.weights.stored import SafetensorsTensors, weight_files
 from policies.weights.tensor_names import find_stored, is_stored_as_named, names_in_files
@@ -58,7 +58,7 @@ def build_blueprint(
         settings: a folder or hub name.
         auto_model: the transformers class to build it with.
         num_rows: of the embeddings, if the checkpoint has another number of them.
-        rope: values of config.json to put in the place of its own (`policies.rope_file`).
+        rope: values of config.json to put in the place of its own (`policies.config_overrides`).
 
     Raises:
         ConfigError: if there is none that can be built without code that came with it.
@@ -198,19 +198,24 @@ def load_tokenizer(settings: str) -> Processor:
 
 
 def load_pretrained(
-    name: str, auto_model: Any, dtype: torch.dtype | str, rope: Mapping[str, Any] | None = None
+    name: str,
+    auto_model: Any,
+    dtype: torch.dtype | str,
+    rope: Mapping[str, Any] | None = None,
+    new_parts: Collection[str] = (),
 ) -> PreTrainedModel:
     """A model from a Hugging Face folder or the hub, on the CPU.
 
     Args:
         rope: as of `build_blueprint`.
+        new_parts: modules that an adapter has whole, so the files need not have them.
 
     Raises:
         ConfigError: if it cannot be loaded whole.
     """
     try:
         attention = attention_of_capped_scores(AutoConfig.from_pretrained(name, trust_remote_code=False))
-        return read_whole(auto_model, name, dtype, attention=attention, rope=rope)[0]
+        return read_whole(auto_model, name, dtype, attention=attention, rope=rope, new_parts=new_parts)[0]
     except MissingTensorsError as error:
         raise ConfigError(
             f"the model {name} lacks {error.names[0]} ({plural(len(error.names), 'tensor')}); name another by --base"

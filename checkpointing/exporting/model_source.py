@@ -14,7 +14,7 @@ from checkpointing.exporting.stored_tensors import CheckpointTensors, StoredTens
 from checkpointing.marks import foreign_file
 from checkpointing.state_json import check_state
 from policies.adapters.adapted_model import OWN_NAMES
-from policies.rope_file import read_rope_file
+from policies.config_overrides import read_config_overrides
 from policies.weights.stored import SafetensorsTensors, weight_files
 from run_folder.checkpoint_folder import (
     COMPLETE,
@@ -57,7 +57,23 @@ class ModelSource:
         Raises:
             ConfigError: if the file that says them cannot be read.
         """
-        return read_rope_file(self.adapter_config) if self.adapter_config else {}
+        return read_config_overrides(self.adapter_config) if self.adapter_config else {}
+
+    @property
+    def new_parts(self) -> tuple[str, ...]:
+        """The modules that an adapter has whole, such as a classifier's head: its base need not have them."""
+        return tuple(self._adapter_settings().get("modules_to_save") or ())
+
+    @property
+    def task_type(self) -> str | None:
+        """peft's name of an adapter's task."""
+        return self._adapter_settings().get("task_type")
+
+    def _adapter_settings(self) -> dict[str, Any]:
+        try:
+            return read_json(self.adapter_config / "adapter_config.json") if self.adapter_config else {}
+        except (OSError, ValueError):
+            return {}  # it is refused when it is put on a model
 
     @property
     def tokenizer(self) -> str:

@@ -31,8 +31,8 @@ from checkpointing.exporting.blueprint import (
 from checkpointing.exporting.model_source import ModelSource
 from checkpointing.exporting.safetensors_file import MAX_FILE_SIZE
 from checkpointing.exporting.stored_tensors import StoredTensors
+from policies.config_overrides import write_config_overrides
 from policies.pretrained import generation_settings
-from policies.rope_file import write_rope_file
 from policies.weights.stored import Entry
 from policies.weights.tensor_names import find_stored, is_stored_as_named, names_in_files
 from utils.compat import must_be_exact
@@ -40,6 +40,7 @@ from utils.errors import ConfigError, TrainingError
 from utils.processor_type import Processor
 
 _ONE_COPY = "transformers stores this family's tensors under other names, so one whole copy of the model is in memory"
+_AT_ONCE = "the whole model is merged at once, in fp32 in memory"
 
 
 @dataclass(frozen=True)
@@ -103,13 +104,13 @@ def _plan_merged(source: ModelSource, auto_model: Any, dtype: torch.dtype | None
     assert isinstance(config, peft.LoraConfig)
     if not is_stored_as_named(model):
         return _plan_merged_whole(source, auto_model, config, base, dtype, f"{_ONE_COPY}, in fp32")
+    if source.new_parts:
+        return _plan_merged_whole(source, auto_model, config, base, dtype, _AT_ONCE)
     notes = fit(model, base, f"the base model {source.base}", str(source.base))
     names_of, stored_as = names_in_files(model), find_stored(model, base.index)
     adapted, _ = put_adapter(model, source, config)
     if not merges_by_layer(adapted, config):
-        return _plan_merged_whole(
-            source, auto_model, config, base, dtype, "the whole model is merged at once, in fp32 in memory"
-        )
+        return _plan_merged_whole(source, auto_model, config, base, dtype, _AT_ONCE)
     merged = MergedTensors(base, stored_as, adapted)
     names = []
     for name, group in names_of.items():
@@ -130,7 +131,8 @@ def _plan_merged_whole(
     note: str,
 ) -> ExportPlan:
     """For families whose files differ from the model, and adapters that are more than LoRA on layers."""
-    adapted, _ = put_adapter(load_pretrained(str(source.base), auto_model, torch.float32, source.rope), source, config)
+    whole = load_pretrained(str(source.base), auto_model, torch.float32, source.rope, source.new_parts)
+    adapted, _ = put_adapter(whole, source, config)
     model: Any = adapted.get_base_model()
     notes = [note]
     # peft merges in place, which would change a tied weight under all of its names.
@@ -196,7 +198,7 @@ def _plan_adapter(source: ModelSource, auto_model: Any, dtype: torch.dtype | Non
 
     def save_config(folder: Path) -> None:
         config.save_pretrained(str(folder))
-        write_rope_file(folder, source.rope)
+        write_config_overrides(folder, source.rope)
         if source.generation != source.base:
             _copy_generation_config(source, folder)
 

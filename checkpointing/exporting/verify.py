@@ -48,7 +48,7 @@ def load_model(
     from checkpointing.exporting.adapters import load_adapter_config, put_adapter
     from policies.adapters.expert_products import use_grouped_factors
 
-    base = load_pretrained(str(source.base), auto_model, dtype, source.rope)
+    base = load_pretrained(str(source.base), auto_model, dtype, source.rope, source.new_parts)
     adapted, _ = put_adapter(base, source, load_adapter_config(source))
     # As in training: for each token peft would add products as large as all experts to their weights.
     compute_by_products(base)
@@ -94,7 +94,7 @@ def check_logits(
         if source.is_adapter and not merged:
             import peft
 
-            base = load_pretrained(str(source.base), auto_model, torch.float32, source.rope)
+            base = load_pretrained(str(source.base), auto_model, torch.float32, source.rope, source.new_parts)
             model: Any = peft.PeftModel.from_pretrained(base, str(folder))
         else:
             model = load_pretrained(str(folder), auto_model, torch.float32)

@@ -14,8 +14,19 @@ class ModelSettings:
     model_name: str = setting(MISSING, "model to fine-tune: a folder, or a name on the Hugging Face hub", is_path=True)
     task: str | None = setting(
         None,
-        "kind of model: causal_lm, seq2seq_lm (an encoder-decoder like BART and T5) or image_text (docs/tasks.md)",
+        "kind of model: causal_lm, seq2seq_lm (an encoder-decoder like BART and T5), image_text, "
+        "preference, text_classification or reward_model (docs/tasks.md)",
         default_text="the kind that its config.json names",
+    )
+    problem_type: Literal["single_label_classification", "multi_label_classification", "regression"] | None = setting(
+        None,
+        "kind of the labels of --task text_classification: one class of each text, several classes, or a number",
+        default_text="several for lists, a number if some have fractions, else one class",
+    )
+    class_weights: tuple[str, ...] = setting(
+        (),
+        "weights of classes in the loss: balanced (each class counts alike), or CLASS=WEIGHT,...; others have 1 "
+        "(text_classification)",
     )
     tokenizer_name: str | None = setting(
         None, "tokenizer folder or hub name", default_text="the model's own tokenizer", is_path=True

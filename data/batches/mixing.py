@@ -108,14 +108,15 @@ def join_sequences(parts: Sequence[Sequences]) -> Sequences:
     if len(parts) == 1:
         return parts[0]
     offsets = _join_offsets([part.offsets for part in parts])
-    has_targets = any(part.has_targets for part in parts)
+    are_apart = any(part.label_offsets is not part.offsets for part in parts)
     counts = [field.name for field in fields(Sequences) if field.name.startswith("num_")]
     return type(parts[0])(
         input_ids=np.concatenate([part.input_ids for part in parts]),
         labels=np.concatenate([part.labels for part in parts]),
         offsets=offsets,
-        label_offsets=_join_offsets([part.label_offsets for part in parts]) if has_targets else offsets,
+        label_offsets=_join_offsets([part.label_offsets for part in parts]) if are_apart else offsets,
         source_rows=np.concatenate([part.source_rows + global_row(i, 0) for i, part in enumerate(parts)]),
+        labels_are_tokens=parts[0].labels_are_tokens,
         length_flags=parts[0].length_flags,
         of_tokens=_join_arrays(parts),
         **{name: sum(getattr(part, name) for part in parts) for name in counts},

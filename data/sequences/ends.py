@@ -18,6 +18,8 @@ def end_ids(sequences: Sequences, special: Collection[int], context_length: int)
     Args:
         special: the ids of the tokenizer's special tokens.
     """
+    if not sequences.labels_are_tokens:
+        return ()
     labels, offsets = sequences.labels, sequences.label_offsets
     is_learned, is_special = labels != IGNORE_INDEX, np.isin(labels, list(special))
     places = np.flatnonzero(is_learned)
@@ -42,6 +44,8 @@ def num_with_learned_padding(sequences: Sequences, padding: Collection[int]) -> 
 
     Rows that were padded without saying so learn it at every place that was filled; an answer ends once.
     """
+    if not sequences.labels_are_tokens:
+        return 0
     labels, offsets = sequences.labels, sequences.label_offsets
     starts, ends = (places[np.diff(offsets) > 2] for places in (offsets[:-1], offsets[1:]))
     is_padding = np.isin(labels, list(padding))

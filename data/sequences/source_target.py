@@ -58,7 +58,7 @@ class SourceTargetBuilder:
             ConfigError: missing columns, values that are not integers, a row that is too long under `error`, or no row
                 left.
         """
-        sources, targets, counts = _read_rows(rows, name, first_row)
+        sources, targets, counts = read_lists(rows, name, first_row)
         num_rows = len(sources)
         if not num_rows and not is_part:
             raise ConfigError(f"dataset ({name}): it is empty; check the path and the split")
@@ -103,7 +103,7 @@ class SourceTargetBuilder:
 
 
 @dataclass(frozen=True)
-class _Lists:
+class TokenLists:
     """Lists of token ids end to end."""
 
     values: np.ndarray  # int32 [tokens]
@@ -121,15 +121,15 @@ class _Lists:
         before = np.concatenate([[0], np.cumsum(holds)])
         return np.diff(before[self.offsets]) > 0
 
-    def take(self, chosen: np.ndarray) -> _Lists:
+    def take(self, chosen: np.ndarray) -> TokenLists:
         """The chosen lists, int64 [n] in rising order."""
         if len(chosen) == len(self):
             return self
         is_chosen = np.zeros(len(self), dtype=bool)
         is_chosen[chosen] = True
-        return _Lists(self.values[np.repeat(is_chosen, self.lengths)], self.lengths[chosen])
+        return TokenLists(self.values[np.repeat(is_chosen, self.lengths)], self.lengths[chosen])
 
-    def cut(self, limit: int, affixes: Affixes, truncation: Truncation) -> _Lists:
+    def cut(self, limit: int, affixes: Affixes, truncation: Truncation) -> TokenLists:
         """The first tokens of each list that is too long, or the last ones under `left`; special tokens stay."""
         too_long = self.lengths > limit
         if not too_long.any():
@@ -140,20 +140,22 @@ class _Lists:
             if length <= limit:
                 kept.append(values)
             elif truncation == "left":
-                num_before = _num_at_start(values, affixes.before, limit)
+                num_before = num_at_start(values, affixes.before, limit)
                 kept += [values[:num_before], values[length - limit + num_before :]]
             else:
-                num_after = _num_at_start(values[::-1], affixes.after[::-1], limit)
+                num_after = num_at_start(values[::-1], affixes.after[::-1], limit)
                 kept += [values[: limit - num_after], values[length - num_after :]]
-        return _Lists(np.concatenate(kept), np.minimum(self.lengths, limit))
+        return TokenLists(np.concatenate(kept), np.minimum(self.lengths, limit))
 
 
-def _num_at_start(values: np.ndarray, affix: Sequence[int], limit: int) -> int:
+def num_at_start(values: np.ndarray, affix: Sequence[int], limit: int) -> int:
     """The length of the affix, if the values start with it and it leaves room for more."""
     return len(affix) if len(affix) < limit and values[: len(affix)].tolist() == list(affix) else 0
 
 
-def _read_rows(rows: Iterable[Mapping[str, Any]], name: str, first_row: int) -> tuple[_Lists, _Lists, dict[str, Any]]:
+def read_lists(
+    rows: Iterable[Mapping[str, Any]], name: str, first_row: int
+) -> tuple[TokenLists, TokenLists, dict[str, Any]]:
     """Sources without the tokens that are masked out, targets, and the sums of the columns of counts."""
     if isinstance(rows, datasets.Dataset) and (found := _read_columns(rows)) is not None:
         return found
@@ -170,7 +172,7 @@ def _read_rows(rows: Iterable[Mapping[str, Any]], name: str, first_row: int) -> 
     return _end_to_end(sources), _end_to_end(targets), counts
 
 
-def _read_columns(dataset: datasets.Dataset) -> tuple[_Lists, _Lists, dict[str, Any]] | None:
+def _read_columns(dataset: datasets.Dataset) -> tuple[TokenLists, TokenLists, dict[str, Any]] | None:
     """The same from Arrow's buffers, with no Python object per row; None if rows have to be read one by one."""
     there = dataset.format["columns"]
     names = ["input_ids", "labels"]
@@ -190,7 +192,7 @@ def _read_columns(dataset: datasets.Dataset) -> tuple[_Lists, _Lists, dict[str, 
         for name in counted:
             counts[name] += int(table[name].to_numpy().sum())
     sources, targets = (
-        _Lists(
+        TokenLists(
             np.concatenate([np.empty(0, np.int32), *(values for values, _ in parts[name])]),
             np.concatenate([np.empty(0, np.int64), *(lengths for _, lengths in parts[name])]),
         )
@@ -213,6 +215,6 @@ def _read_row(row: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray]:
     return source[kept], target
 
 
-def _end_to_end(lists: list[np.ndarray]) -> _Lists:
+def _end_to_end(lists: list[np.ndarray]) -> TokenLists:
     lengths = np.array([len(values) for values in lists], dtype=np.int64)
-    return _Lists(np.concatenate([np.empty(0, np.int32), *lists]), lengths)
+    return TokenLists(np.concatenate([np.empty(0, np.int32), *lists]), lengths)

@@ -76,6 +76,7 @@ class Sequences:
     offsets: np.ndarray  # int64 [sequences + 1]
     label_offsets: np.ndarray  # int64 [sequences + 1]; the same array as `offsets` if every token has a label
     source_rows: np.ndarray  # int64 [sequences]: the row of the data, from 0; messages count from 1
+    labels_are_tokens: bool = True  # False: they are of a whole text (`data.tokens.labeled_texts`)
     num_truncated: int = 0
     num_tokens_cut: int = 0
     num_too_long: int = 0  # left out
@@ -148,7 +149,7 @@ class Sequences:
     @property
     def has_targets(self) -> bool:
         """Whether labels are texts of their own (of an encoder-decoder), and not those of the input tokens."""
-        return self.label_offsets is not self.offsets
+        return self.labels_are_tokens and self.label_offsets is not self.offsets
 
     @property
     def num_tokens(self) -> np.ndarray:
@@ -157,7 +158,9 @@ class Sequences:
 
     @property
     def num_label_tokens(self) -> np.ndarray:
-        """Labels of each sequence that count in the loss, int64 [sequences]."""
+        """Label tokens of each sequence that count in the loss, int64 [sequences]."""
+        if not self.labels_are_tokens:
+            return np.zeros(len(self), dtype=np.int64)
         before = np.concatenate([[0], np.cumsum(self.labels != IGNORE_INDEX)])
         return np.diff(before[self.label_offsets])
 
@@ -241,6 +244,7 @@ def check_token_ids(sequences: Sequences, vocab_size: int, split: str) -> None:
     """
     wrong_ids = (sequences.input_ids < 0) | (sequences.input_ids >= vocab_size)
     wrong_labels = (sequences.labels >= vocab_size) | ((sequences.labels < 0) & (sequences.labels != IGNORE_INDEX))
+    wrong_labels &= sequences.labels_are_tokens
     if (taught := sequences.of_tokens.get(TEACHER_IDS)) is not None and taught.size and taught.max() >= vocab_size:
         raise ConfigError(
             f"dataset ({split}): token id {taught.max()} in column {TEACHER_IDS} is outside the model's vocabulary of "

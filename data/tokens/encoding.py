@@ -140,6 +140,26 @@ class Caption:
         return columns
 
 
+@dataclass(frozen=True)
+class LabeledTexts:
+    """For classification: one text or two without a loss, and the JSON of their label, a span with one."""
+
+    is_one_text = False
+    takes_templates = False
+
+    def __call__(
+        self,
+        examples: Sequence[Sequence[TextSpan]],
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        by_template: bool = False,
+        special: SpecialTokens | None = None,
+    ) -> TokenColumns:
+        from data.tokens.labeled_texts import encode_labeled
+
+        return encode_labeled(examples, tokenizer, special)
+
+
 ONE_TEXT = OneText()
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from torch import nn
 
 OWN_NAMES = {
-    "LORA": ("lora_", "trainable_tokens_"),
+    "LORA": ("lora_", "trainable_tokens_", "modules_to_save."),
     "ADAPTION_PROMPT": ("adaption_",),
     "PREFIX_TUNING": ("prompt_encoder.",),
 }

@@ -32,6 +32,7 @@ from policies.adapters.kinds import (
 )
 from policies.adapters.lora_layers import adapts_linear, drop_inputs
 from policies.adapters.saved import attach_adapter, check_base_is_unchanged, read_adapter_config, set_adapter
+from policies.adapters.saved_parts import PEFTS_HEADS, keep_saved_parts
 from policies.adapters.target_notes import target_notes
 from policies.experts.finding import find_experts
 from policies.wrapping import find_layers
@@ -45,6 +46,7 @@ def apply_adapters(
     config: RunConfig,
     task_type: str | None,
     new_tokens: Sequence[int] = (),
+    saved_parts: Sequence[str] = (),
     device: str = "cpu",
 ) -> peft.PeftModel:
     """Freeze the model, which may be on the meta device, and add trainable fp32 adapters to its layers.
@@ -56,6 +58,8 @@ def apply_adapters(
         task_type: peft's name of the task; None if it has none.
         new_tokens: the ids of tokens whose embeddings are trained, too; their values come last
             (`policies.adapters.new_tokens`).
+        saved_parts: modules that are trained whole and saved with the adapter; their values come last, too
+            (`policies.adapters.saved_parts`).
         device: where the adapters are; on "meta" they have shapes and no values.
 
     Raises:
@@ -63,8 +67,8 @@ def apply_adapters(
     """
     train = config.train_config
     if train.from_peft_checkpoint:
-        return _load_adapter(model, train, device)
-    settings = _new_settings(model, config, task_type, new_tokens)
+        return _load_adapter(model, train, saved_parts, device)
+    settings = _new_settings(model, config, task_type, new_tokens, saved_parts)
     try:
         adapted, _ = attach_adapter(model, settings, device=device)
     except ValueError as error:  # a kind of layer that it takes in most families only
@@ -77,11 +81,15 @@ def apply_adapters(
 
 
 def _new_settings(
-    model: PreTrainedModel, config: RunConfig, task_type: str | None, new_tokens: Sequence[int]
+    model: PreTrainedModel,
+    config: RunConfig,
+    task_type: str | None,
+    new_tokens: Sequence[int],
+    saved_parts: Sequence[str],
 ) -> peft.PeftConfig:
     method = config.train_config.peft_method
     if method == "lora":
-        return lora_settings(model, config.lora_config, task_type, new_tokens)
+        return lora_settings(model, config.lora_config, task_type, new_tokens, saved_parts)
     if method == "prefix":
         return prefix_settings(model, config.prefix_config, task_type)
     return llama_adapter_settings(model, config.llama_adapter_config, task_type)
@@ -148,10 +156,12 @@ def _compute_prompts_in_the_models_dtype(adapted: peft.PeftModel) -> peft.PeftMo
     return adapted
 
 
-def _load_adapter(model: PreTrainedModel, train: TrainConfig, device: str) -> peft.PeftModel:
+def _load_adapter(
+    model: PreTrainedModel, train: TrainConfig, saved_parts: Sequence[str], device: str
+) -> peft.PeftModel:
     path, folder = train.from_peft_checkpoint, find_saved_adapter(train.from_peft_checkpoint)
     settings = read_adapter_config(folder, "--from_peft_checkpoint")
-    _check_saved(model, settings, train)
+    _check_saved(model, settings, train, saved_parts)
     settings.inference_mode = False  # saved adapters say True, which freezes them
     if isinstance(settings, peft.LoraConfig):
         settings.init_lora_weights = True  # no other start: its values are read
@@ -160,12 +170,13 @@ def _load_adapter(model: PreTrainedModel, train: TrainConfig, device: str) -> pe
         tensors = load_file(folder / "adapter_model.safetensors")
         set_adapter(adapted, own_names, {name: tensor.to(device) for name, tensor in tensors.items()})
         _check_parameters(model)
+        keep_saved_parts(adapted)
     except Exception as error:
         raise ConfigError(f"--from_peft_checkpoint: {path} does not fit this model ({in_one_line(error)})") from error
     return _compute_prompts_in_the_models_dtype(adapted)
 
 
-def _check_saved(model: PreTrainedModel, settings: Any, train: TrainConfig) -> None:
+def _check_saved(model: PreTrainedModel, settings: Any, train: TrainConfig, saved_parts: Sequence[str]) -> None:
     """Refuse adapters that could not be trained on here as they were made."""
     path, method = train.from_peft_checkpoint, METHODS.get(settings.peft_type)
     if method is None:
@@ -187,16 +198,18 @@ def _check_saved(model: PreTrainedModel, settings: Any, train: TrainConfig) -> N
     check_base_is_unchanged(settings, f"--from_peft_checkpoint: {path}")
     if getattr(settings, "use_dora", False) and train.compile:
         raise ConfigError(f"--compile: {CANNOT_TRACE_DORA} ({path}); leave it out")
-    if method == "lora" and (more := _more_than_lora(settings)):
+    if method == "lora" and (more := _more_than_lora(settings, saved_parts)):
         raise ConfigError(
             f"--from_peft_checkpoint: {path} was made with {', '.join(more)}, and only LoRA's own factors and DoRA's "
             "magnitudes are trained here; merge it with tools.export --merge and train a new adapter on that"
         )
 
 
-def _more_than_lora(settings: peft.LoraConfig) -> list[str]:
-    """The settings of an adapter that go beyond LoRA's factors and DoRA's magnitudes."""
-    names = ["modules_to_save", "trainable_token_indices", "layer_replication", "lora_bias"]
+def _more_than_lora(settings: peft.LoraConfig, saved_parts: Sequence[str]) -> list[str]:
+    """The settings of an adapter that go beyond LoRA's factors, DoRA's magnitudes and the head of a task."""
+    has_other_parts = bool({*(settings.modules_to_save or ())} - {*saved_parts, *PEFTS_HEADS})
+    names = ["modules_to_save"] if has_other_parts or not saved_parts else []
+    names += ["trainable_token_indices", "layer_replication", "lora_bias"]
     names += ["use_qalora", "alora_invocation_tokens", "arrow_config", "ensure_weight_tying"]
     # Newer versions of peft mark other ways of computing.
     names += [field.name for field in dataclasses.fields(settings) if field.metadata.get("is_lora_variant")]

@@ -7,7 +7,7 @@ from typing import Any
 
 from configs.peft import PrefixConfig
 from configs.training import TrainConfig
-from policies.rope_file import read_rope_file
+from policies.config_overrides import LABEL_NAMES, read_config_overrides
 from utils.errors import ConfigError
 from utils.small_files import read_json
 
@@ -33,7 +33,8 @@ def find_saved_adapter(path: str) -> Path:
 
 def saved_rope(path: str) -> dict[str, Any]:
     """The values of config.json that the adapter in --from_peft_checkpoint was trained with; none if its base's own."""
-    return read_rope_file(Path(path).expanduser())
+    values = read_config_overrides(Path(path).expanduser())
+    return {name: value for name, value in values.items() if name not in LABEL_NAMES}
 
 
 def num_virtual_tokens(train: TrainConfig, prefix: PrefixConfig) -> int:

@@ -9,6 +9,7 @@ from transformers import PreTrainedModel
 
 from configs.peft import DEFAULT_ADAPTER_LAYERS, LlamaAdapterConfig, LoraConfig, PrefixConfig
 from policies.adapters.new_tokens import token_settings
+from policies.adapters.saved_parts import PEFTS_HEADS
 from policies.adapters.targets import choose_targets
 from policies.wrapping import find_layers
 from utils.errors import ConfigError
@@ -25,7 +26,11 @@ PREFIX_MODELS = ("gemma2", "gemma3_text", "gpt2", "gpt_neox", "llama", "mistral"
 
 
 def lora_settings(
-    model: PreTrainedModel, lora: LoraConfig, task_type: str | None, new_tokens: Sequence[int] = ()
+    model: PreTrainedModel,
+    lora: LoraConfig,
+    task_type: str | None,
+    new_tokens: Sequence[int] = (),
+    saved_parts: Sequence[str] = (),
 ) -> peft.PeftConfig:
     targets, times = choose_targets(model, lora), 2 if lora.begins_in_base else 1
     return peft.LoraConfig(
@@ -39,6 +44,8 @@ def lora_settings(
         use_rslora=lora.use_rslora,
         use_dora=lora.use_dora,
         task_type=task_type,
+        # peft adds those of its own names itself.
+        modules_to_save=[name for name in saved_parts if name not in PEFTS_HEADS] or None,
     )
 
 

@@ -24,9 +24,13 @@ from policies.adapters.peft_names import (
     renamed_by_peft,
 )
 from policies.experts.finding import ExpertWeight
+from policies.text_scores import is_of_head
 from policies.uncalled_layers import uncalled_layers
 from utils.errors import ConfigError
 from utils.model_parts import has_vision, language_part
+
+UNKNOWN_TO_PEFT = {"modernbert": ["Wqkv"]}
+"""The layers of attention by types of models for which peft knows none."""
 
 LINEAR = (nn.Linear, Conv1D)  # told by class, since a quantized layer's weight has another shape
 
@@ -36,7 +40,8 @@ def default_targets(model_config: PreTrainedConfig, usual: tuple[str, ...]) -> t
 
     The language part decides. peft's names of BLIP-2 are those of both language models that it comes with.
     """
-    known = TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING.get(model_config.get_text_config().model_type)
+    model_type = model_config.get_text_config().model_type
+    known = UNKNOWN_TO_PEFT.get(model_type) or TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING.get(model_type)
     # A pattern, as for Gemma 4, picks the language part out of others: the usual names do that here (choose_targets).
     return usual if known is None or isinstance(known, str) or set(usual) & set(known) else tuple(known)
 
@@ -143,6 +148,7 @@ def find_all_linear(model: PreTrainedModel, lora: LoraConfig) -> AllLinear:
     """The linear layers that all-linear means, and those that it leaves out."""
     head, modules = model.get_output_embeddings(), language_modules(model)
     linears = [name for name, module in modules.items() if _takes_lora(module, LINEAR) and module is not head]
+    linears = [name for name in linears if not is_of_head(model, name)]  # which is trained whole
     passed_on = uncalled_layers(model)
     uncalled = [name for name in linears if name in passed_on]
     linears = [name for name in linears if name not in passed_on]

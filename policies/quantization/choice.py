@@ -21,6 +21,7 @@ from policies.quantization.packing import BLOCK, MXFP4, PackedWeight, Quantizati
 from policies.quantization.quantized_experts import PackedExperts, pack_experts
 from policies.quantization.quantized_linear import QuantizedLinear
 from policies.sharding import Layout
+from policies.text_scores import is_of_head
 from policies.uncalled_layers import uncalled_layers
 from ranks.collectives import gather_to_all
 from utils.compat import SHARDS_INTEGERS
@@ -188,7 +189,7 @@ def linears_of_layers(
     found = [
         (name, module)
         for name, module in model.named_modules()
-        if _is_linear(module) and module is not head and id(module) in inside
+        if _is_linear(module) and module is not head and id(module) in inside and not is_of_head(model, name)
     ]
     linears = [(n, m) for n, m in found if kept.isdisjoint(n.split(".")) and n not in uncalled]
     kept = kept.intersection(part for name, _ in found for part in name.split("."))  # else norms, too

@@ -12,6 +12,7 @@ depend on the layout.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
@@ -34,7 +35,7 @@ from policies.weights.fitting import (
     untie_config,
     untie_what_differs,
 )
-from policies.weights.sources import FileWeights, RandomWeights, Target, Weights, WholeWeights
+from policies.weights.sources import FileWeights, RandomWeights, Target, Weights, WholeWeights, with_new_parts
 from policies.weights.stored import SafetensorsTensors, Stored, weight_files
 from policies.weights.tensor_names import find_stored, plain_name, saved_buffers, shared_names
 from policies.wrapping import has_tied_embeddings, num_known_ids
@@ -87,13 +88,21 @@ def _target(model: PreTrainedModel, name: str) -> Target:
 
 
 def find_weights(
-    train: TrainConfig, model: PreTrainedModel, auto_model: Any, dtype: torch.dtype, env: Environment, *, num_rows: int
+    train: TrainConfig,
+    model: PreTrainedModel,
+    auto_model: Any,
+    dtype: torch.dtype,
+    env: Environment,
+    *,
+    num_rows: int,
+    new_parts: Sequence[str] = (),
 ) -> Weights:
     """Where the weights of this model come from. It has neither values nor adapters yet.
 
     Args:
         auto_model: the transformers class that reads such models, of the task.
         num_rows: rows that its embeddings need; if files have fewer, transformers grows them.
+        new_parts: modules that the files need not have; they are drawn then.
 
     Raises:
         ConfigError: on every rank, if the files cannot be read.
@@ -102,21 +111,21 @@ def find_weights(
         return RandomWeights(train.seed)
 
     # Reads headers, and values of tied weights that files hold apart; all others once the model is sharded.
-    def match() -> tuple[dict[str, Stored | StoredExperts], str, list[str]]:
+    def match() -> tuple[dict[str, Stored | StoredExperts], str, list[str], list[str]]:
         try:
-            return _match_files(train.model_name, model, allows_left_over=train.allow_unused_weights)
+            return _match_files(train.model_name, model, new_parts, allows_left_over=train.allow_unused_weights)
         except ConfigError as error:
             said = str(error).removeprefix("--model_name: ")
             raise ConfigError(f"--model_name: {train.model_name}: {said}") from error
         except Exception as error:
             raise explain_failed_load(train, error) from error
 
-    stored, difference, notes = one_rank_per_node_first(env, match)
+    stored, difference, drawn, notes = one_rank_per_node_first(env, match)
     files = {f"--model_name, {path.name}": describe_file(path) for path in weight_files(train.model_name)}
     # Ranks on nodes with other files would train on a mixture of two models.
     check_agreement({"copy the model to every machine again": files})
     if not difference:
-        return FileWeights(stored, tuple(notes))
+        return with_new_parts(FileWeights(stored, tuple(notes)), drawn, train.seed)
 
     # Noted now, since the model will have adapters when the files are read.
     ties = sorted(map(sorted, shared_names(model)))
@@ -124,7 +133,15 @@ def find_weights(
 
     def read() -> dict[str, torch.Tensor]:
         try:
-            whole, extra = read_whole(auto_model, train.model_name, dtype, attention=attention, trust_remote_code=trust)
+            whole, extra = read_whole(
+                auto_model,
+                train.model_name,
+                dtype,
+                attention=attention,
+                trust_remote_code=trust,
+                config=model.config if drawn else None,
+                new_parts=new_parts,
+            )
         except MissingTensorsError as error:
             raise ConfigError(
                 f"--model_name: the weights of {train.model_name} lack {plural(len(error.names), 'tensor')}, "
@@ -143,17 +160,18 @@ def find_weights(
                 f"--model_name: config.json of {train.model_name} ties weights (tie_word_embeddings) that the files "
                 'hold with different values; set "tie_word_embeddings": false there'
             )
-        if extra:
-            print_rank_zero(env, check_left_over(extra, whole, allowed=train.allow_unused_weights))
+        if extra and (kept := _of_backbone(extra, whole, new_parts)):
+            print_rank_zero(env, check_left_over(kept, whole, allowed=train.allow_unused_weights))
         return whole.state_dict()
 
-    return WholeWeights(read, difference, tuple(notes))
+    return with_new_parts(WholeWeights(read, difference, tuple(notes)), drawn, train.seed)
 
 
 def _match_files(
-    model_name: str, model: PreTrainedModel, *, allows_left_over: bool
-) -> tuple[dict[str, Stored | StoredExperts], str, list[str]]:
-    """Where each of the model's tensors is stored, "" or how the files differ from the model, and lines to print.
+    model_name: str, model: PreTrainedModel, new_parts: Sequence[str], *, allows_left_over: bool
+) -> tuple[dict[str, Stored | StoredExperts], str, list[str], list[str]]:
+    """Where each of the model's tensors is stored, "" or how the files differ from the model, the tensors of new parts
+    that the files lack, and lines to print.
 
     The model's weights are untied if the files hold them apart.
 
@@ -162,25 +180,46 @@ def _match_files(
     """
     paths = weight_files(model_name)
     if not paths:
-        return {}, f"there is neither {SAFE_WEIGHTS_NAME} nor {SAFE_WEIGHTS_INDEX_NAME}", []
+        return {}, f"there is neither {SAFE_WEIGHTS_NAME} nor {SAFE_WEIGHTS_INDEX_NAME}", [], []
     files = SafetensorsTensors(paths)
     notes = untie_what_differs(model, files)
     if files.in_mxfp4:
         notes.append(f"weights: {plural(len(files.in_mxfp4), 'tensor')} in MXFP4, dequantized as they are read")
-    stored, difference = _find_each(model, files)
+    drawn = _lacking(model, new_parts, files)
+    stored, difference = _find_each(model, files, drawn)
     check_dtypes(model, files.index, converts=bool(difference))
     merged = (place for place in stored.values() if isinstance(place, StoredExperts))
     taken = {tensor.key for place in merged for tensors in place.experts for tensor in tensors}
-    if not difference and (extra := left_over(model, files.index.keys() - taken)):
-        notes.append(check_left_over(extra, model, allowed=allows_left_over))
-    return stored, difference, notes
+    extra = left_over(model, files.index.keys() - taken) if not difference else []
+    if kept := _of_backbone(extra, model, new_parts):
+        notes.append(check_left_over(kept, model, allowed=allows_left_over))
+    return stored, difference, drawn, notes
 
 
-def _find_each(model: PreTrainedModel, files: SafetensorsTensors) -> tuple[dict[str, Stored | StoredExperts], str]:
-    """Where each of the model's tensors is stored, and "" or how the files differ from the model."""
+def _lacking(model: PreTrainedModel, new_parts: Sequence[str], files: SafetensorsTensors) -> list[str]:
+    """The tensors of new parts that the files do not hold, or hold in another shape, as of other classes."""
+    names = [name for name, _ in model.named_parameters() if any(name.startswith(f"{part}.") for part in new_parts)]
+    return [
+        name
+        for name in names
+        if name not in files.index or files.index[name].shape != tuple(model.get_parameter(name).shape)
+    ]
+
+
+def _of_backbone(left: Collection[str], model: PreTrainedModel, new_parts: Sequence[str]) -> list[str]:
+    """Those of the left over tensors that no other head explains, if the model's own head may be new."""
+    return [name for name in left if not new_parts or name.startswith(f"{model.base_model_prefix}.")]
+
+
+def _find_each(
+    model: PreTrainedModel, files: SafetensorsTensors, drawn: Collection[str] = ()
+) -> tuple[dict[str, Stored | StoredExperts], str]:
+    """Where each of the model's tensors is stored, but for those that are drawn, and "" or how the files differ."""
     stored_as, rules = find_stored(model, files.index), merging_rules(model)
     stored: dict[str, Stored | StoredExperts] = {}
     for name, *_ in shared_names(model):
+        if name in drawn:
+            continue
         wanted = tuple(model.get_parameter(name).shape)
         if name not in stored_as:
             experts = find_experts_stored(rules, name, wanted, files)

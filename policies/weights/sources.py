@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -163,7 +163,8 @@ class RandomWeights:
     def fill(self, model: PreTrainedModel, targets: dict[str, Target], device: torch.device) -> None:
         undrawn = {id(target.tensor): target for target in targets.values()}
         owners = {name: module for name, module in model.named_modules() if isinstance(module, PreTrainedModel)}
-        parts = list(_parts_to_draw(model))
+        # Of a model of which only some tensors are drawn, only the parts that hold them.
+        parts = [part for part in _parts_to_draw(model) if _holds_any(part[1], undrawn)]
         with _progress(len(parts), "part") as bar:
             for name, modules in parts:
                 # Each part of a composite model is drawn by the model that it belongs to.
@@ -174,6 +175,34 @@ class RandomWeights:
                     torch.manual_seed(int.from_bytes(digest[:8], "little", signed=True))
                     _draw(modules, owner, undrawn, device)
                 bar.update(1)
+
+
+@dataclass(frozen=True)
+class WithNewParts:
+    """Weights of files that lack some tensors, such as those of a new head: these are drawn from the run's seed."""
+
+    stored: Weights
+    drawn: frozenset[str]
+    seed: int
+
+    @property
+    def notes(self) -> list[str]:
+        names = sorted(self.drawn)
+        shown = ", ".join(names[:2]) + (", ..." if len(names) > 2 else "")
+        return [*self.stored.notes, f"weights: {plural(len(names), 'tensor')} of a new head drawn at random: {shown}"]
+
+    def fill(self, model: PreTrainedModel, targets: dict[str, Target], device: torch.device) -> None:
+        self.stored.fill(model, {name: t for name, t in targets.items() if name not in self.drawn}, device)
+        RandomWeights(self.seed).fill(model, {name: targets[name] for name in targets.keys() & self.drawn}, device)
+
+
+def with_new_parts(stored: Weights, drawn: Collection[str], seed: int) -> Weights:
+    """The weights of files, and those drawn that they lack, if any."""
+    return WithNewParts(stored, frozenset(drawn), seed) if drawn else stored
+
+
+def _holds_any(modules: list[nn.Module], undrawn: dict[int, Target]) -> bool:
+    return any(id(parameter) in undrawn for module in modules for parameter in module.parameters(recurse=False))
 
 
 def _parts_to_draw(model: nn.Module) -> Iterator[tuple[str, list[nn.Module]]]:

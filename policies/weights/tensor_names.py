@@ -59,4 +59,5 @@ def plain_name(name: str) -> str:
     peft puts an adapted layer's own weights below `base_layer`. It puts those of an adapted attention, whose modules
     are called `attn` or `self_attn`, below `model`. It puts an embedding with trained tokens below `token_adapter`.
     """
+    name = name.replace(".original_module", "")  # of a module that is trained whole
     return name.replace(".token_adapter", "").replace(".base_layer", "").replace("attn.model.", "attn.")

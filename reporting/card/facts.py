@@ -53,7 +53,9 @@ def sizes_of(notes: Notes) -> str:
         counts = section(notes, "data", split)
         if isinstance(samples := counts.get("num_samples"), int):
             tokens = counts.get("num_label_tokens")
-            learned = f" with {tokens:,} label tokens" if isinstance(tokens, int) and split == "train" else ""
+            learned = (
+                f" with {tokens:,} label tokens" if isinstance(tokens, int) and tokens and split == "train" else ""
+            )
             parts.append(f"{plural(samples, 'sample')}{learned} for {name}")
     return ", ".join(parts)
 

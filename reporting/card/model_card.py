@@ -36,6 +36,8 @@ _LOADING = {
     "causal_lm": _Loading("AutoModelForCausalLM", "text-generation"),
     "seq2seq_lm": _Loading("AutoModelForSeq2SeqLM", "text2text-generation"),
     "image_text": _Loading("AutoModelForImageTextToText", "image-text-to-text"),
+    "text_classification": _Loading("AutoModelForSequenceClassification", "text-classification"),
+    "reward_model": _Loading("AutoModelForSequenceClassification", "text-classification"),
 }
 _UNLISTED = ("Mistral4ForCausalLM",)
 """Models of text that transformers' AutoModelForCausalLM does not list (`utils.compat.list_text_model`)."""
@@ -71,6 +73,7 @@ def model_card(
             is_adapter=is_adapter,
             is_chat=by_chat_template(notes),
             rope=section(notes, "resolved", "rope") if is_adapter else {},
+            labels=section(notes, "resolved", "labels") if is_adapter else {},
         ),
     ]
     if settings := settings_of(notes):
@@ -112,23 +115,23 @@ def _about(notes: Notes, base: str | None, *, is_adapter: bool, step: int | None
     return " ".join(lines)
 
 
-def _loading(kind: _Loading, *, is_adapter: bool, is_chat: bool, rope: Notes) -> str:
+def _loading(kind: _Loading, *, is_adapter: bool, is_chat: bool, rope: Notes, labels: Notes) -> str:
     """How to load the folder, in Python.
 
     Args:
-        rope: values of config.json that the adapter's base needs in the place of its own.
+        rope, labels: values of config.json that the adapter's base needs in the place of its own.
     """
     processor = "AutoProcessor" if kind.pipeline == "image-text-to-text" else "AutoTokenizer"
     name = "processor" if processor == "AutoProcessor" else "tokenizer"
     if not is_adapter:
         imports = [f"from transformers import {kind.auto_class}, {processor}"]
         model = [f"model = {kind.auto_class}.from_pretrained(folder)"]
-    elif rope:
+    elif rope or labels:
         imports = [
             "from peft import PeftConfig, PeftModel",
             f"from transformers import AutoConfig, {kind.auto_class}, {processor}",
         ]
-        model = _base_with(rope, kind)
+        model = _base_with(rope, labels, kind)
     elif kind.pipeline == "image-text-to-text" or kind.auto_class in _UNLISTED:
         imports = ["from peft import PeftConfig, PeftModel"]
         imports += [f"from transformers import {', '.join(sorted((kind.auto_class, processor)))}"]
@@ -158,14 +161,16 @@ def _loading(kind: _Loading, *, is_adapter: bool, is_chat: bool, rope: Notes) ->
     return "```python\n" + "\n".join(lines) + "\n```"
 
 
-def _base_with(rope: Notes, kind: _Loading) -> list[str]:
+def _base_with(rope: Notes, labels: Notes, kind: _Loading) -> list[str]:
     """Lines that load an adapter on a base with other values of config.json."""
     parts = [name for name, value in rope.items() if name != "rope_parameters" and isinstance(value, dict)]
     place, values = (f"config.{parts[0]}", rope[parts[0]]) if parts else ("config", dict(rope))
+    updates = [f"{place}.update({values!r})  # the positions that it was trained with"] if rope else []
+    updates += [f"config.update({dict(labels)!r})  # the classes that it tells"] if labels else []
     return [
         "name = PeftConfig.from_pretrained(folder).base_model_name_or_path",
         "config = AutoConfig.from_pretrained(name)",
-        f"{place}.update({values!r})  # the positions that it was trained with",
+        *updates,
         f"base = {kind.auto_class}.from_pretrained(name, config=config)",
         "model = PeftModel.from_pretrained(base, folder)",
     ]

@@ -12,7 +12,7 @@ import torch
 from peft import PeftModel
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-from policies.rope_file import ROPE_FILE
+from policies.config_overrides import ROPE_FILE
 from tests.helpers.fixtures import TINY
 from tests.helpers.processes import ProcessGroup, read_metrics
 from tests.helpers.reference import CONTEXT_LENGTH, assert_agrees, flags_for, lora_flags, reference_run

@@ -40,7 +40,7 @@ def bart(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_settings_of_another_task_are_refused(family: str, flags: str, parts: list[str]) -> None:
     model_config = AutoConfig.for_model("llama") if family == "llama" else make_config(family)
     with pytest.raises(ConfigError) as error:
-        settings_of_task(parse_flags(["--model_name", "M", *flags.split()]), find_task(model_config))
+        settings_of_task(parse_flags(["--model_name", "M", *flags.split()]), find_task(model_config), model_config)
     assert all(part in str(error.value) for part in parts), error.value
 
 
@@ -69,7 +69,7 @@ def test_the_task_is_found_from_the_config_and_may_be_asked_for() -> None:
 
 def test_defaults_follow_the_task_and_the_family() -> None:
     config = parse_flags(["--model_name", "M", "--use_peft"])
-    adapted = settings_of_task(config, find_task(make_config("t5")))
+    adapted = settings_of_task(config, find_task(make_config("t5")), make_config("t5"))
     assert adapted.train_config.batching_strategy == "padding"
     assert with_default_targets(adapted, make_config("t5")).lora_config.target_modules == ("q", "v")
     assert with_default_targets(adapted, make_config("bart")).lora_config == config.lora_config

@@ -13,8 +13,8 @@ import transformers
 from transformers import AutoModelForCausalLM
 
 from configs.flags import parse_flags
+from policies.config_overrides import ROPE_FILE, override, read_config_overrides
 from policies.loading import build_model
-from policies.rope_file import ROPE_FILE, override, read_rope_file
 from policies.rope_scaling import scaled_values
 from resolving.lengths import resolve_lengths, scale_positions
 from tasks.causal_lm import CausalLM
@@ -234,9 +234,9 @@ def test_flags_that_say_nothing_are_refused(flags: list[str], reason: str) -> No
 def test_a_file_of_positions_that_holds_something_else_is_refused(text: str, tmp_path: Path) -> None:
     (tmp_path / ROPE_FILE).write_text(text)
     with pytest.raises(ConfigError, match=ROPE_FILE):
-        override(llama(), read_rope_file(tmp_path))
-    assert read_rope_file(tmp_path / "elsewhere") == {}
+        override(llama(), read_config_overrides(tmp_path))
+    assert read_config_overrides(tmp_path / "elsewhere") == {}
     (tmp_path / ROPE_FILE).write_text(json.dumps({"max_position_embeddings": 256}))
     config = llama()
-    override(config, read_rope_file(tmp_path))
+    override(config, read_config_overrides(tmp_path))
     assert config.max_position_embeddings == 256

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from checkpointing.exporting.blueprint import load_tokenizer, read_model_config
+from checkpointing.exporting.blueprint import load_tokenizer
 from checkpointing.exporting.model_source import open_source
 from checkpointing.exporting.verify import load_model
 from data.images.opening import open_image
@@ -16,8 +16,8 @@ from data.tokens.spans import BadExample
 from policies.pretrained import generation_settings
 from run_folder.other_runs import run_folder_of
 from run_folder.run_yaml import first_date
-from tasks.finding import find_task
 from tasks.task import Task
+from tools.model_class import task_of
 from utils.errors import ConfigError
 from utils.printing import print_line
 
@@ -41,7 +41,7 @@ def load(path: Path, base: str | None, image: Path | None = None) -> LoadedModel
     source.check(lambda num_bytes: None)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     dtype = torch.bfloat16 if device.type == "cuda" and torch.cuda.is_bf16_supported() else torch.float32
-    task = find_task(read_model_config(source.settings))
+    task = task_of(source)
     if (image is not None) != task.READS_IMAGES:
         about = "writes about an image; give its file" if task.READS_IMAGES else "reads text alone; leave it out"
         raise ConfigError(f"--image: the model of {path} {about}")

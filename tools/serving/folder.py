@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from checkpointing.exporting.blueprint import read_model_config
-from policies.rope_file import read_rope_file
+from policies.config_overrides import read_config_overrides
 from policies.weights.stored import SafetensorsTensors
 from run_folder.entries import CHECKPOINTS, RUN_ENTRIES
 from run_folder.run_yaml import NAME as RUN_YAML
@@ -49,7 +49,7 @@ class ServedFolder:
         Raises:
             ConfigError: if the file that says them cannot be read.
         """
-        return read_rope_file(self.path) if self.is_adapter else {}
+        return read_config_overrides(self.path) if self.is_adapter else {}
 
     @cached_property
     def architecture(self) -> str:

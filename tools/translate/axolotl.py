@@ -134,6 +134,14 @@ def _finish(translation: Translation) -> None:
         translation.settings.pop("train_config.truncation", None)
 
 
+def _reward_model(translation: Translation, key: str) -> None:
+    if translation.switch(key):
+        translation.refuse(
+            key, "its pairs train a reward model: give --task reward_model and --dataset preference_dataset"
+        )
+    translation.needless(key, "it is off")
+
+
 AXOLOTL = Tool(
     name="Axolotl",
     fits=lambda tree: "base_model" in tree,
@@ -149,7 +157,7 @@ AXOLOTL = Tool(
         "sequence_len": _length,
         "rpo_alpha": preferences.extra_loss("the cross-entropy of the chosen answer"),
         "cpo_alpha": preferences.extra_loss("the cross-entropy of the chosen answer"),
-        "reward_model": values.refused("it trains a model of rewards"),
+        "reward_model": _reward_model,
         "process_reward_model": values.refused("it trains a model of rewards"),
         "load_in_4bit": values.if_on("quantization", "4bit"),
         "load_in_8bit": values.if_on("quantization", "8bit"),

@@ -35,6 +35,10 @@ def _stage(translation: Translation, key: str) -> None:
         preferences.set_loss(translation, key, _loss(translation))
     elif name in ("sft", "pt"):
         translation.needless(key, "the dataset's format says what is learned")
+    elif name == "rm":
+        translation.refuse(
+            key, "rm trains a reward model: give --task reward_model and --dataset preference_dataset with its pairs"
+        )
     else:
         translation.refuse(key, f"{name} learns from rewards or labelled answers; there is no such training here")
 

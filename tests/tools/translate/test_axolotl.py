@@ -213,6 +213,7 @@ def test_the_stage_and_the_offloads_of_a_deepspeed_file(tmp_path: Path, capsys: 
 @pytest.mark.parametrize(
     ("line", "refusal"),
     [
+        ("reward_model: true", "line 3: reward_model: its pairs train a reward model: give --task reward_model and"),
         ("rl: kto", "line 3: rl: kto is no loss here; of pairs of answers there are dpo, simpo, orpo"),
         (
             "adapter: llama-adapter",

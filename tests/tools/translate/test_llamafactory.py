@@ -145,6 +145,7 @@ def test_pretraining_reads_text_and_packs(tmp_path: Path, capsys: pytest.Capture
             "stage: kto",
             "line 4: stage: kto learns from rewards or labelled answers; there is no such training",
         ),
+        ("stage: sft", "stage: rm", "line 4: stage: rm trains a reward model: give --task reward_model and --dataset"),
         ("alpaca_demo", "other", "line 9: dataset: other is not in "),
         ("identity,alpaca_demo", "pairs", "line 9: dataset: pairs holds pairs of answers, which stage: dpo learns"),
         (

@@ -1,6 +1,7 @@
-"""The positions that an adapter was trained with, where its base's config.json has others: a file next to it.
+"""What an adapter was trained with and its base's config.json says otherwise: files next to the adapter.
 
-Its values are named and nested as in config.json, so vLLM takes the file's text as --hf-overrides.
+Rotary positions are in one file, the classes of a classifier in another. The values are named and nested as in
+config.json, so vLLM takes the text of the first as --hf-overrides.
 """
 
 from __future__ import annotations
@@ -17,22 +18,33 @@ from utils.errors import ConfigError
 from utils.small_files import read_json
 
 ROPE_FILE = "rope_overrides.json"
-_NAMES = ("rope_parameters", "max_position_embeddings", "original_max_position_embeddings", "head_dim")
+LABELS_FILE = "label_overrides.json"
+LABEL_NAMES = ("id2label", "label2id", "problem_type", "pad_token_id")
+_NAMES = (
+    *("rope_parameters", "max_position_embeddings", "original_max_position_embeddings", "head_dim"),
+    *LABEL_NAMES,
+)
 
 
-def write_rope_file(folder: Path, values: Mapping[str, Any]) -> None:
-    """Write the file; without values there is none."""
-    if values:
-        (folder / ROPE_FILE).write_text(json.dumps(values, indent=2) + "\n")
+def write_config_overrides(folder: Path, values: Mapping[str, Any]) -> None:
+    """Write the files; without values there are none."""
+    labels = {name: value for name, value in values.items() if name in LABEL_NAMES}
+    rope = {name: value for name, value in values.items() if name not in labels}
+    for file, of_file in ((ROPE_FILE, rope), (LABELS_FILE, labels)):
+        if of_file:
+            (folder / file).write_text(json.dumps(of_file, indent=2) + "\n")
 
 
-def read_rope_file(folder: Path) -> dict[str, Any]:
+def read_config_overrides(folder: Path) -> dict[str, Any]:
     """The values of config.json with which an adapter was trained; none if its base's own.
 
     Raises:
-        ConfigError: if the file cannot be read.
+        ConfigError: if a file cannot be read.
     """
-    file = folder / ROPE_FILE
+    return _read(folder / ROPE_FILE) | _read(folder / LABELS_FILE)
+
+
+def _read(file: Path) -> dict[str, Any]:
     if not file.is_file():
         return {}
     try:
@@ -48,13 +60,15 @@ def override(model_config: PretrainedConfig, values: Mapping[str, Any]) -> None:
     """Put such values into a config.
 
     Raises:
-        ConfigError: for a value that is not of a rope.
+        ConfigError: for a value that is neither of a rope nor of classes.
     """
     # rope_parameters last: transformers compares them with the numbers of positions.
     for name in sorted(values, key=lambda name: name == "rope_parameters"):
         inner = getattr(model_config, name, None)
         if isinstance(inner, PretrainedConfig) and isinstance(values[name], Mapping):
             override(inner, values[name])
+        elif name == "id2label":
+            model_config.id2label = {int(number): label for number, label in values[name].items()}
         elif name in _NAMES:
             setattr(model_config, name, copy.deepcopy(values[name]))
         else:
