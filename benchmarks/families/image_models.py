@@ -6,27 +6,17 @@ of layers, norms, position encodings, windows, how patches are merged and where 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-import transformers
-from transformers import AutoModelForImageTextToText, PreTrainedTokenizerFast
+from transformers import AutoModelForImageTextToText
 
+from benchmarks.families.image_grids import glm4v, glm4v_moe, glm46v, qwen2_5_vl, qwen2_vl, qwen3_vl, qwen3_vl_moe
+from benchmarks.families.image_parts import PATCH, SIDE, TEXT, TOWER, hf, ids_of, square, tokenizer_with
 from benchmarks.families.random_weights import set_weights
 from data.processors.without_videos import for_images
-from tools.make_tiny_model import DEFAULT_DATA, make_tokenizer, read_texts
-
-hf: Any = transformers  # its annotations leave out the names that configs of older models have
-VOCAB, SIDE, PATCH = 400, 32, 8
-_TEXT: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
-_TEXT |= {"num_key_value_heads": 2, "max_position_embeddings": 1024, "bos_token_id": 1, "eos_token_id": 2}
-_TEXT |= {"pad_token_id": None}
-_TOWER: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
-_TOWER |= {"image_size": SIDE, "patch_size": PATCH}
-_EXPERTS: dict[str, Any] = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
-_MROPE: dict[str, Any] = {"rope_type": "default", "mrope_section": [1, 1, 2]}
 
 _ROLES = (
     "{%% for m in messages %%}{{ '<s>' + m['role'] + '\n' }}{%% if m['content'] is string %%}{{ m['content'] }}"
@@ -62,132 +52,16 @@ def save_family(family: ImageFamily, folder: Path) -> None:
     processor.save_pretrained(folder)
 
 
-def _tokenizer(*more: str, **named: str) -> PreTrainedTokenizerFast:
-    plain = make_tokenizer(read_texts(DEFAULT_DATA), VOCAB)
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=plain._tokenizer,
-        bos_token="<s>",
-        eos_token="</s>",
-        unk_token="<unk>",
-        clean_up_tokenization_spaces=False,
-        extra_special_tokens=named,
-    )
-    tokenizer.add_tokens([hf.AddedToken(token, special=True, normalized=False) for token in more])
-    return tokenizer
-
-
-def _ids(tokenizer: Any, tokens: Sequence[str]) -> list[int]:
-    ids: list[int] = tokenizer.convert_tokens_to_ids(list(tokens))
-    return ids
-
-
-def _square(**more: Any) -> dict[str, Any]:
-    return {"size": {"height": SIDE, "width": SIDE}} | more
-
-
-_QWEN = ("<|vision_start|>", "<|image_pad|>", "<|vision_end|>", "<|video_pad|>")
-
-
-def _qwen(config_class: Any, processor_class: Any, vision: dict[str, Any], text: dict[str, Any], **more: Any) -> Any:
-    tokenizer = _tokenizer(*_QWEN)
-    size = {"shortest_edge": 256, "longest_edge": 4 * SIDE**2}
-    images = hf.Qwen2VLImageProcessorPil(patch_size=PATCH, size=size)
-    processor = for_images(processor_class)(images, tokenizer)
-    processor.video_settings = {"video_processor_type": "Qwen2VLVideoProcessor"}
-    start, image, end, video = _ids(tokenizer, _QWEN)
-    config = config_class(
-        vision_config={"depth": 2, "num_heads": 4, "patch_size": PATCH} | vision,
-        text_config=_TEXT | {"vocab_size": len(tokenizer), "rope_parameters": _MROPE} | text,
-        image_token_id=image,
-        video_token_id=video,
-        vision_start_token_id=start,
-        vision_end_token_id=end,
-        **more,
-    )
-    return config, processor
-
-
-def _qwen2_vl() -> Any:
-    vision: dict[str, Any] = {"embed_dim": 32, "hidden_size": 32, "mlp_ratio": 2}
-    return _qwen(hf.Qwen2VLConfig, hf.Qwen2VLProcessor, vision, {})
-
-
-def _qwen2_5_vl() -> Any:
-    vision: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 48, "out_hidden_size": 32}
-    vision |= {"window_size": 2 * PATCH, "fullatt_block_indexes": [1]}
-    return _qwen(hf.Qwen2_5_VLConfig, hf.Qwen2_5_VLProcessor, vision, {})
-
-
-_QWEN3_TOWER: dict[str, Any] = {
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "out_hidden_size": 32,
-    "num_position_embeddings": 64,
-}
-_QWEN3_TOWER |= {"deepstack_visual_indexes": [0]}
-
-
-def _qwen3_vl() -> Any:
-    text = {"head_dim": 8}
-    return _qwen(hf.Qwen3VLConfig, hf.Qwen3VLProcessor, _QWEN3_TOWER, text)
-
-
-def _qwen3_vl_moe() -> Any:
-    text = {"head_dim": 8} | _EXPERTS
-    return _qwen(hf.Qwen3VLMoeConfig, hf.Qwen3VLProcessor, _QWEN3_TOWER, text)
-
-
-_GLM = ("<|begin_of_image|>", "<|image|>", "<|end_of_image|>", "<|video|>", "<|begin_of_video|>", "<|end_of_video|>")
-
-
-def _glm(config_class: Any, processor: str, images: str, text: dict[str, Any]) -> Any:
-    tokenizer = _tokenizer(*_GLM)
-    size = {"shortest_edge": 2 * 256, "longest_edge": 2 * 4 * SIDE**2}
-    image_processor = getattr(hf, images)(patch_size=PATCH, size=size)
-    made = for_images(getattr(hf, processor))(image_processor, tokenizer)
-    made.video_settings = {"video_processor_type": "Glm4vVideoProcessor"}
-    start, image, end, video, start_video, end_video = _ids(tokenizer, _GLM)
-    vision: dict[str, Any] = {"hidden_size": 32, "depth": 2, "num_heads": 4, "patch_size": PATCH, "image_size": SIDE}
-    vision |= {"intermediate_size": 48, "out_hidden_size": 32}
-    rope = {"rope_type": "default", "mrope_section": [1, 1, 2], "partial_rotary_factor": 1.0}
-    config = config_class(
-        vision_config=vision,
-        text_config=_TEXT | {"vocab_size": len(tokenizer), "rope_parameters": rope} | text,
-        image_token_id=image,
-        video_token_id=video,
-        image_start_token_id=start,
-        image_end_token_id=end,
-        video_start_token_id=start_video,
-        video_end_token_id=end_video,
-    )
-    return config, made
-
-
-def _glm4v() -> Any:
-    return _glm(hf.Glm4vConfig, "Glm4vProcessor", "Glm4vImageProcessorPil", {})
-
-
-def _glm46v() -> Any:
-    text = {"model_type": "glm4v_text"}
-    return _glm(hf.Glm46VConfig, "Glm46VProcessor", "Glm46VImageProcessorPil", text)
-
-
-def _glm4v_moe() -> Any:
-    experts = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "n_group": 1}
-    text = experts | {"topk_group": 1, "head_dim": 8, "first_k_dense_replace": 1}
-    return _glm(hf.Glm4vMoeConfig, "Glm4vProcessor", "Glm4vImageProcessorPil", text)
-
-
 def _gemma3() -> Any:
     named = {"boi_token": "<start_of_image>", "eoi_token": "<end_of_image>", "image_token": "<image_soft_token>"}
-    tokenizer = _tokenizer(**named)
-    processor = hf.Gemma3Processor(hf.Gemma3ImageProcessorPil(**_square()), tokenizer, image_seq_length=4)
-    start, end, image = _ids(tokenizer, list(named.values()))
+    tokenizer = tokenizer_with(**named)
+    processor = hf.Gemma3Processor(hf.Gemma3ImageProcessorPil(**square()), tokenizer, image_seq_length=4)
+    start, end, image = ids_of(tokenizer, list(named.values()))
     kinds = ["sliding_attention", "full_attention"]
     text: dict[str, Any] = {"head_dim": 8, "query_pre_attn_scalar": 8, "sliding_window": 16, "layer_types": kinds}
     config = hf.Gemma3Config(
-        vision_config=hf.SiglipVisionConfig(**_TOWER, vision_use_head=False),
-        text_config=hf.Gemma3TextConfig(**_TEXT | text, vocab_size=len(tokenizer)),
+        vision_config=hf.SiglipVisionConfig(**TOWER, vision_use_head=False),
+        text_config=hf.Gemma3TextConfig(**TEXT | text, vocab_size=len(tokenizer)),
         mm_tokens_per_image=4,
         boi_token_index=start,
         eoi_token_index=end,
@@ -197,7 +71,7 @@ def _gemma3() -> Any:
 
 
 def _idefics(config: str, processor: str, images: str) -> Any:
-    tokenizer = _tokenizer("<image>", "<fake_token_around_image>", "<global-img>", "<end_of_utterance>")
+    tokenizer = tokenizer_with("<image>", "<fake_token_around_image>", "<global-img>", "<end_of_utterance>")
     whole = getattr(hf, processor)
     has_videos = "video_processor" in whole.get_attributes()
     image_processor = getattr(hf, images)(size={"longest_edge": 2 * SIDE}, max_image_size={"longest_edge": SIDE})
@@ -207,17 +81,17 @@ def _idefics(config: str, processor: str, images: str) -> Any:
     if has_videos:
         made.video_settings = {"video_processor_type": "SmolVLMVideoProcessor"}
     built = getattr(hf, config)(
-        vision_config=_TOWER,
-        text_config=hf.LlamaConfig(**_TEXT, vocab_size=len(tokenizer)),
+        vision_config=TOWER,
+        text_config=hf.LlamaConfig(**TEXT, vocab_size=len(tokenizer)),
         scale_factor=2,
-        image_token_id=_ids(tokenizer, ["<image>"])[0],
+        image_token_id=ids_of(tokenizer, ["<image>"])[0],
         pad_token_id=2,
     )
     return built, made
 
 
 def _llava() -> Any:
-    tokenizer = _tokenizer("<image>")
+    tokenizer = tokenizer_with("<image>")
     crop = {"crop_size": {"height": SIDE, "width": SIDE}, "size": {"shortest_edge": SIDE}}
     processor = hf.LlavaProcessor(
         hf.CLIPImageProcessorPil(**crop),
@@ -226,10 +100,10 @@ def _llava() -> Any:
         vision_feature_select_strategy="default",
         num_additional_image_tokens=1,
     )
-    (image,) = _ids(tokenizer, ["<image>"])
+    (image,) = ids_of(tokenizer, ["<image>"])
     config = hf.LlavaConfig(
-        vision_config=hf.CLIPVisionConfig(**_TOWER),
-        text_config=hf.LlamaConfig(**_TEXT, vocab_size=len(tokenizer)),
+        vision_config=hf.CLIPVisionConfig(**TOWER),
+        text_config=hf.LlamaConfig(**TEXT, vocab_size=len(tokenizer)),
         image_token_index=image,
         image_token_id=image,
     )
@@ -237,7 +111,7 @@ def _llava() -> Any:
 
 
 def _llava_next() -> Any:
-    tokenizer = _tokenizer("<image>")
+    tokenizer = tokenizer_with("<image>")
     grid = [[SIDE, 2 * SIDE], [2 * SIDE, SIDE], [2 * SIDE, 2 * SIDE]]
     crop = {"crop_size": {"height": SIDE, "width": SIDE}, "size": {"shortest_edge": SIDE}}
     processor = hf.LlavaNextProcessor(
@@ -247,10 +121,10 @@ def _llava_next() -> Any:
         vision_feature_select_strategy="default",
         num_additional_image_tokens=1,
     )
-    (image,) = _ids(tokenizer, ["<image>"])
+    (image,) = ids_of(tokenizer, ["<image>"])
     config = hf.LlavaNextConfig(
-        vision_config=hf.CLIPVisionConfig(**_TOWER),
-        text_config=hf.LlamaConfig(**_TEXT, vocab_size=len(tokenizer)),
+        vision_config=hf.CLIPVisionConfig(**TOWER),
+        text_config=hf.LlamaConfig(**TEXT, vocab_size=len(tokenizer)),
         image_token_index=image,
         image_token_id=image,
         image_grid_pinpoints=grid,
@@ -259,19 +133,19 @@ def _llava_next() -> Any:
 
 
 def _llava_onevision() -> Any:
-    tokenizer = _tokenizer("<image>", "<video>")
+    tokenizer = tokenizer_with("<image>", "<video>")
     grid = [[SIDE, 2 * SIDE], [2 * SIDE, SIDE], [2 * SIDE, 2 * SIDE]]
     processor = for_images(hf.LlavaOnevisionProcessor)(
-        hf.LlavaOnevisionImageProcessorPil(**_square(), image_grid_pinpoints=grid),
+        hf.LlavaOnevisionImageProcessorPil(**square(), image_grid_pinpoints=grid),
         tokenizer,
         num_image_tokens=(SIDE // PATCH) ** 2,
         vision_feature_select_strategy="full",
     )
     processor.video_settings = {"video_processor_type": "LlavaOnevisionVideoProcessor"}
-    image, video = _ids(tokenizer, ["<image>", "<video>"])
+    image, video = ids_of(tokenizer, ["<image>", "<video>"])
     config = hf.LlavaOnevisionConfig(
-        vision_config=hf.SiglipVisionConfig(**_TOWER, vision_use_head=False),
-        text_config=hf.Qwen2Config(**_TEXT, vocab_size=len(tokenizer)),
+        vision_config=hf.SiglipVisionConfig(**TOWER, vision_use_head=False),
+        text_config=hf.Qwen2Config(**TEXT, vocab_size=len(tokenizer)),
         image_token_index=image,
         image_token_id=image,
         video_token_index=video,
@@ -286,7 +160,7 @@ _INTERN |= {"video_token": "<video>"}
 
 
 def _internvl() -> Any:
-    tokenizer = _tokenizer(**_INTERN)
+    tokenizer = tokenizer_with(**_INTERN)
     size = {"height": SIDE, "width": SIDE}
     processor = for_images(hf.InternVLProcessor)(
         hf.GotOcr2ImageProcessorPil(size=size, crop_to_patches=True, min_patches=1, max_patches=4),
@@ -294,11 +168,11 @@ def _internvl() -> Any:
         image_seq_length=4,
     )
     processor.video_settings = {"video_processor_type": "InternVLVideoProcessor"}
-    vision = _TOWER | {"image_size": [SIDE, SIDE], "patch_size": [PATCH, PATCH]}
+    vision = TOWER | {"image_size": [SIDE, SIDE], "patch_size": [PATCH, PATCH]}
     config = hf.InternVLConfig(
         vision_config=vision,
-        text_config=hf.Qwen2Config(**_TEXT, vocab_size=len(tokenizer)),
-        image_token_id=_ids(tokenizer, ["<IMG_CONTEXT>"])[0],
+        text_config=hf.Qwen2Config(**TEXT, vocab_size=len(tokenizer)),
+        image_token_id=ids_of(tokenizer, ["<IMG_CONTEXT>"])[0],
         image_seq_length=4,
     )
     return config, processor
@@ -308,7 +182,7 @@ _PIXTRAL = ("[IMG]", "[IMG_BREAK]", "[IMG_END]")
 
 
 def _pixtral_processor(merged: int) -> tuple[Any, Any]:
-    tokenizer = _tokenizer(*_PIXTRAL)
+    tokenizer = tokenizer_with(*_PIXTRAL)
     images = hf.PixtralImageProcessorPil(size={"longest_edge": 2 * SIDE}, patch_size={"height": PATCH, "width": PATCH})
     return tokenizer, hf.PixtralProcessor(images, tokenizer, patch_size=PATCH, spatial_merge_size=merged)
 
@@ -316,9 +190,9 @@ def _pixtral_processor(merged: int) -> tuple[Any, Any]:
 def _mistral3() -> Any:
     tokenizer, processor = _pixtral_processor(2)
     config = hf.Mistral3Config(
-        vision_config=hf.PixtralVisionConfig(**_TOWER | {"image_size": 2 * SIDE, "head_dim": 8}),
-        text_config=hf.MistralConfig(**_TEXT, vocab_size=len(tokenizer), head_dim=8, sliding_window=None),
-        image_token_index=_ids(tokenizer, _PIXTRAL)[0],
+        vision_config=hf.PixtralVisionConfig(**TOWER | {"image_size": 2 * SIDE, "head_dim": 8}),
+        text_config=hf.MistralConfig(**TEXT, vocab_size=len(tokenizer), head_dim=8, sliding_window=None),
+        image_token_index=ids_of(tokenizer, _PIXTRAL)[0],
         spatial_merge_size=2,
     )
     return config, processor
@@ -326,10 +200,10 @@ def _mistral3() -> Any:
 
 def _pixtral() -> Any:
     tokenizer, processor = _pixtral_processor(1)
-    (image, *_) = _ids(tokenizer, _PIXTRAL)
+    (image, *_) = ids_of(tokenizer, _PIXTRAL)
     config = hf.LlavaConfig(
-        vision_config=hf.PixtralVisionConfig(**_TOWER | {"image_size": 2 * SIDE, "head_dim": 8}),
-        text_config=hf.MistralConfig(**_TEXT, vocab_size=len(tokenizer), head_dim=8, sliding_window=None),
+        vision_config=hf.PixtralVisionConfig(**TOWER | {"image_size": 2 * SIDE, "head_dim": 8}),
+        text_config=hf.MistralConfig(**TEXT, vocab_size=len(tokenizer), head_dim=8, sliding_window=None),
         image_token_index=image,
         image_token_id=image,
         vision_feature_layer=-1,
@@ -340,7 +214,7 @@ def _pixtral() -> Any:
 
 def _aya_vision() -> Any:
     names = ("<image>", "<|START_OF_IMG|>", "<|END_OF_IMG|>", "<|IMG_PATCH|>", "<|IMG_LINE_BREAK|>", "TILE")
-    tokenizer = _tokenizer(*names, "TILE_GLOBAL")
+    tokenizer = tokenizer_with(*names, "TILE_GLOBAL")
     tokenizer.pad_token = "<unk>"
     size = {"height": SIDE, "width": SIDE}
     processor = hf.AyaVisionProcessor(
@@ -351,23 +225,23 @@ def _aya_vision() -> Any:
         downsample_factor=2,
     )
     config = hf.AyaVisionConfig(
-        vision_config=hf.SiglipVisionConfig(**_TOWER, vision_use_head=False),
-        text_config=hf.Cohere2Config(**_TEXT, vocab_size=len(tokenizer), head_dim=8, sliding_window=64),
-        image_token_index=_ids(tokenizer, ["<|IMG_PATCH|>"])[0],
+        vision_config=hf.SiglipVisionConfig(**TOWER, vision_use_head=False),
+        text_config=hf.Cohere2Config(**TEXT, vocab_size=len(tokenizer), head_dim=8, sliding_window=64),
+        image_token_index=ids_of(tokenizer, ["<|IMG_PATCH|>"])[0],
         downsample_factor=2,
     )
     return config, processor
 
 
 def _paligemma() -> Any:
-    tokenizer = _tokenizer()
-    images = hf.SiglipImageProcessorPil(**_square())
+    tokenizer = tokenizer_with()
+    images = hf.SiglipImageProcessorPil(**square())
     images.image_seq_length = (SIDE // PATCH) ** 2
     processor = hf.PaliGemmaProcessor(images, tokenizer)
     config = hf.PaliGemmaConfig(
-        vision_config=hf.SiglipVisionConfig(**_TOWER, vision_use_head=False),
-        text_config=hf.GemmaConfig(**_TEXT, vocab_size=len(tokenizer), head_dim=8),
-        image_token_index=_ids(tokenizer, ["<image>"])[0],
+        vision_config=hf.SiglipVisionConfig(**TOWER, vision_use_head=False),
+        text_config=hf.GemmaConfig(**TEXT, vocab_size=len(tokenizer), head_dim=8),
+        image_token_index=ids_of(tokenizer, ["<image>"])[0],
         projection_dim=32,
     )
     return config, processor
@@ -377,10 +251,10 @@ _QWEN_IMAGE = "<|vision_start|><|image_pad|><|vision_end|>"
 _GLM_IMAGE = "<|begin_of_image|><|image|><|end_of_image|>"
 
 IMAGE_FAMILIES: dict[str, ImageFamily] = {
-    "qwen2_vl": ImageFamily("Qwen/Qwen2-VL-7B-Instruct", _qwen2_vl, _QWEN_IMAGE),
-    "qwen2_5_vl": ImageFamily("Qwen/Qwen2.5-VL-7B-Instruct", _qwen2_5_vl, _QWEN_IMAGE),
-    "qwen3_vl": ImageFamily("Qwen/Qwen3-VL-4B-Instruct", _qwen3_vl, _QWEN_IMAGE),
-    "qwen3_vl_moe": ImageFamily("Qwen/Qwen3-VL-30B-A3B-Instruct", _qwen3_vl_moe, _QWEN_IMAGE),
+    "qwen2_vl": ImageFamily("Qwen/Qwen2-VL-7B-Instruct", qwen2_vl, _QWEN_IMAGE),
+    "qwen2_5_vl": ImageFamily("Qwen/Qwen2.5-VL-7B-Instruct", qwen2_5_vl, _QWEN_IMAGE),
+    "qwen3_vl": ImageFamily("Qwen/Qwen3-VL-4B-Instruct", qwen3_vl, _QWEN_IMAGE),
+    "qwen3_vl_moe": ImageFamily("Qwen/Qwen3-VL-30B-A3B-Instruct", qwen3_vl_moe, _QWEN_IMAGE),
     "gemma3": ImageFamily("google/gemma-3-4b-it", _gemma3, "<start_of_image>"),
     "smolvlm": ImageFamily(
         "HuggingFaceTB/SmolVLM2-2.2B-Instruct",
@@ -399,9 +273,9 @@ IMAGE_FAMILIES: dict[str, ImageFamily] = {
     "internvl": ImageFamily("OpenGVLab/InternVL3-8B-hf", _internvl, "<IMG_CONTEXT>"),
     "mistral3": ImageFamily("mistralai/Mistral-Small-3.1-24B-Instruct-2503", _mistral3, "[IMG]"),
     "pixtral": ImageFamily("mistral-community/pixtral-12b", _pixtral, "[IMG]"),
-    "glm4v": ImageFamily("zai-org/GLM-4.1V-9B-Thinking", _glm4v, _GLM_IMAGE),
-    "glm4v_moe": ImageFamily("zai-org/GLM-4.5V", _glm4v_moe, _GLM_IMAGE),
-    "glm46v": ImageFamily("zai-org/GLM-4.6V-Flash", _glm46v, _GLM_IMAGE),
+    "glm4v": ImageFamily("zai-org/GLM-4.1V-9B-Thinking", glm4v, _GLM_IMAGE),
+    "glm4v_moe": ImageFamily("zai-org/GLM-4.5V", glm4v_moe, _GLM_IMAGE),
+    "glm46v": ImageFamily("zai-org/GLM-4.6V-Flash", glm46v, _GLM_IMAGE),
     "aya_vision": ImageFamily("CohereLabs/aya-vision-8b", _aya_vision, "<image>"),
     "paligemma": ImageFamily("google/paligemma2-3b-pt-224", _paligemma, "<image>"),
 }
