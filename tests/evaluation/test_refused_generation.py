@@ -24,7 +24,7 @@ from utils.optional_packages import requirement
         (["--best_metric", "rougeL"], "--best_metric: rougeL needs --eval_generate"),
         (
             ["--eval_generate", "--best_metric", "rougeX"],
-            "--best_metric: 'rougeX' is not one of eval_loss, rouge1, rouge2, rougeL; give one of these",
+            "'rougeX' is not one of eval_loss, token_accuracy, token_entropy, rouge1, rouge2, rougeL; give one",
         ),
         (["--eval_generate", "--run_validation", "False"], "--eval_generate: nothing is evaluated with"),
         (
