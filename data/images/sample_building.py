@@ -78,6 +78,11 @@ def build_image_samples(
     flat = flatten(rows.tokens if isinstance(rows, ChatRows) else rows, name, first_row)
     if len(flat) == 0 and not is_part:
         raise ConfigError(f"dataset ({name}): it is empty; check the path and the split")
+    if flat.of_tokens:
+        raise ConfigError(
+            f"dataset ({name}): weights of rows are for models of text alone, and this one reads images; take that "
+            "column out"
+        )
     num_images, tokens = _image_columns(rows)
     offsets = np.concatenate([[0], np.cumsum(num_images)]).astype(np.int64)
     places = _places(flat, num_images, tokens, image_token, name)

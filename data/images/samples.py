@@ -13,7 +13,7 @@ import numpy as np
 
 from data.batches.mixing import global_row, row_of, source_of
 from data.images.opening import ImageSource, open_image
-from data.sequences.tokenized import Sequences
+from data.sequences.tokenized import Sequences, TokenArrays
 from data.tokens.spans import BadExample
 from utils.wording import plural
 
@@ -41,6 +41,15 @@ class ImageSample(NamedTuple):
     places: np.ndarray  # int64 [images, 2]: the first of the tokens that stand for an image, and the one after the last
     key: int  # of its images in `store`; there may be more of them, of later samples of the same conversation
     store: ImageStore | None
+
+    @property
+    def of_tokens(self) -> TokenArrays:
+        """No other columns: `ImageSamples` are made of none."""
+        return {}
+
+    def with_columns(self, of_tokens: TokenArrays) -> ImageSample:
+        assert not of_tokens
+        return self
 
     def open_images(self) -> list[Any]:
         """Its images, decoded, one for each of `places`.

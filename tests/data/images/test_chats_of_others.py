@@ -346,6 +346,12 @@ def test_a_setting_of_images_is_refused_for_a_model_of_text(name: str, processor
         function(config, processor.tokenizer, "train")
 
 
+def test_weights_of_rows_are_refused(processor: Any, folder: Path) -> None:
+    rows = [answered("<image>", images=["pictures/red.png"], weight=0.5)] * 2
+    with pytest.raises(ConfigError, match="weight"):
+        read_chats(processor, write(folder / "a.jsonl", rows))
+
+
 SPELLED: dict[str, Callable[[str], dict[str, Any]]] = {
     "question": lambda token: answered(f"<image>{token} red ?", images=["pictures/red.png"]),
     "answer": lambda token: {
