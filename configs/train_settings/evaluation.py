@@ -41,7 +41,9 @@ class EvaluationSettings:
         f"{DIVERGENCE_FACTOR:g} times that of its first {DIVERGENCE_STEPS}; without this, a line says so",
     )
     eval_generate: bool = setting(
-        False, "also let the model answer the validation prompts at each evaluation, and measure the answers"
+        False,
+        "also let the model answer the validation prompts at each evaluation, and measure the answers, by ROUGE or "
+        "as eval_metric says",
     )
     eval_metric: tuple[str, ...] = setting(
         (),
@@ -74,7 +76,7 @@ class EvaluationSettings:
     best_metric: str = setting(
         "eval_loss",
         "metric by which an evaluation is the best, whose weights are saved: eval_loss, the lowest, or the highest of "
-        "rouge1, rouge2, rougeL, exact_match, choice, chrf, json_valid, json_match or your own (eval_metric)",
+        "ROUGE's rouge1, rouge2, rougeL, exact_match, choice, chrf, json_valid, json_match or your own (eval_metric)",
     )
 
     def eval_every(self, steps_per_epoch: int) -> int:
