@@ -345,6 +345,5 @@ def evaluate(trainable: Trainable, steps: Iterable[list[MicroBatch]], device: to
 
 if __name__ == "__main__":
     imports_ended()
-    status = main(sys.argv[1:], ends_process=True)
-    if status:
+    if status := main(sys.argv[1:], ends_process=True):
         leave(status)
