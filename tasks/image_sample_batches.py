@@ -25,7 +25,7 @@ from data.tokens.spans import BadExample
 from tasks.image_batches import ImageCollator, ImageTextMicroBatch, filled, stacked
 from tasks.image_counts import count_images
 from tasks.image_rows import GRIDS, RowsOfImages, SampleText
-from utils.errors import in_one_line
+from utils.errors import TrainingError, in_one_line
 
 Pixels = dict[str, torch.Tensor]
 
@@ -76,13 +76,15 @@ class ImageSampleCollator:
         many of the rows are samples: without any image there is one more, of a blank one.
 
         Raises:
-            BadExample: if an image cannot be read.
+            TrainingError: if an image cannot be read.
         """
-        cut = [
-            sample._replace(input_ids=sample.input_ids[:length], places=sample.places[sample.places[:, 1] <= length])
-            for sample, length in zip(samples, lengths, strict=True)
-        ]
-        found = [self._pixels_of(sample) if len(sample.places) else {} for sample in cut]
+        cut = [_first_tokens(sample, length) for sample, length in zip(samples, lengths, strict=True)]
+        found = []
+        for sample in cut:
+            try:
+                found.append(self._pixels_of(sample) if len(sample.places) else {})
+            except BadExample as error:
+                raise TrainingError(sample.describe(error)) from error
         texts, pixels = list(map(self._text, cut, found)), list(filter(None, found))
         if not pixels:
             blank, of_blank = self._blank()
@@ -123,6 +125,14 @@ class ImageSampleCollator:
         inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
         inputs |= {name: is_image.to(torch.int64) * value for name, value in self.writer.types}
         return SampleText(inputs, torch.from_numpy(sample.labels.astype(np.int64)), pixels.get(GRIDS))
+
+
+def _first_tokens(sample: ImageSample, length: int) -> ImageSample:
+    return sample._replace(
+        input_ids=sample.input_ids[:length],
+        labels=sample.labels[:length],
+        places=sample.places[sample.places[:, 1] <= length],
+    )
 
 
 @dataclass

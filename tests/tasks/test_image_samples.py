@@ -14,15 +14,19 @@ from transformers import AutoModelForImageTextToText
 
 from data.batches.padding import PaddedWidth
 from data.batches.step_loader import Unreadable
+from data.images.samples import ImageSample
 from data.processors.written_images import ImageWriter
 from reporting.data_preview import sample_spans
+from tasks.generation import GenerationSettings
 from tasks.image_batches import ImageTextMicroBatch
 from tasks.image_masks import ImageMasks
 from tasks.image_positions import GridPositions
 from tasks.image_rows import RowsOfImages
 from tasks.image_sample_batches import ImageSampleCollator
+from tasks.image_text import ImageText
 from tests.helpers.image_chats import chat_processor, flat_picture, read_chats, save_chat_model
 from tests.helpers.image_models import captioned
+from utils.errors import TrainingError
 
 FAMILIES = ["qwen2_vl", "qwen2_5_vl", "gemma3", "idefics3", "llava"]
 
@@ -120,6 +124,25 @@ def test_a_batch_without_an_image_runs_the_vision_encoder_and_has_the_same_losse
     own = alone.num_label_tokens
     assert torch.allclose(losses_of(model, alone), losses_of(model, mixed)[:own], atol=1e-5)
     assert alone.source_rows == (1,)
+
+
+@pytest.mark.parametrize("name", ["qwen2_vl", "gemma3"])
+@torch.no_grad()
+def test_prompts_of_answers_of_any_length_are_answered_as_each_alone(name: str, tmp_path: Path) -> None:
+    model = AutoModelForImageTextToText.from_pretrained(save_chat_model(name, tmp_path / "model")).eval()
+    processor = chat_processor(name)
+    table = write_chats(tmp_path)
+    table.write_text(table.read_text().replace("three green", "three green circles and two red circles"))
+    samples = [*read_chats(processor, table)]
+    settings = GenerationSettings(num_beams=1, max_new_tokens=6, padding_id=0, end_ids=(2,))
+
+    def answers(asked: list[ImageSample]) -> list[str]:
+        return ImageText().generate_batch(model, processor, asked, settings, in_step=False)
+
+    assert answers(samples) == [text for sample in samples for text in answers([sample])]
+    (tmp_path / "0.png").write_bytes(b"")
+    with pytest.raises(TrainingError, match=r"row 1: image .*0\.png cannot be read"):
+        answers(samples)
 
 
 @pytest.mark.parametrize("name", FAMILIES)
