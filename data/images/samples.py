@@ -109,10 +109,12 @@ class ImageSamples(Sequences):
         return [*lines, *self.figures(split)]
 
     def figures(self, split: str) -> list[str]:
-        """A line on the images and their tokens, if there are any."""
+        """A line on the images and their tokens, or on that there are none."""
         has_images = self.num_images > 0
         if not has_images.any():
-            return []
+            return [
+                f"{split}: no images in {plural(len(self), 'sample')} (--chat_dataset.image_column names the column of images)"
+            ]
         tokens = self.num_image_tokens[has_images]
         low, middle, high = (round(float(np.percentile(tokens, share))) for share in (0, 50, 100))
         return [

@@ -435,3 +435,13 @@ def test_what_is_cut_is_never_an_image(processor: Any, folder: Path) -> None:
     assert (
         processor.tokenizer.decode(kept[0].input_ids[first:last].tolist()).count("<|image_pad|>") == last - first == 4
     )
+
+
+def test_a_file_without_a_column_of_images_says_so(processor: Any, folder: Path) -> None:
+    """Its placeholders are text, so nothing else would tell that its images are in a column of another name."""
+    row = {"messages": [{"role": "user", "content": "<image>red ?"}, {"role": "assistant", "content": "one"}]}
+    table = write(folder / "train.jsonl", [row | {"picture": "pictures/red.png"}])
+    lines = read_chats(processor, table).describe("train")
+    assert any("no images in 1 sample (--chat_dataset.image_column" in line for line in lines)
+    (named,) = read_chats(processor, table, image_column="picture")
+    assert colours_of(named) == [RED]
