@@ -32,7 +32,7 @@ from data.sequences.token_columns import SAMPLE_WEIGHT
 from data.sequences.tokenized import COUNT_COLUMNS
 from data.splits.examples import SplitExamples
 from data.streaming.tokenized_stream import UNREAD_KEYS, TokenizedStream
-from data.tokens.encoding import ONE_TEXT, Encode
+from data.tokens.encoding import ONE_TEXT, Encode, check_takes_templates
 from data.tokens.loss_mask import without_empty_answers
 from data.tokens.spans import BadExample, ChatSamples, MaskWay, TextSpan
 from data.tokens.special_text import SpecialTokens
@@ -88,11 +88,8 @@ def tokenize_split(
         ConfigError: naming the row of an example that cannot be used; for a stream, when it is read. Conversations, if
             source and target are encoded apart.
     """
-    if by_template and not encode.takes_templates:
-        raise ConfigError(
-            f"{examples.flag}: a chat template writes prompt and answer as one text, and an encoder-decoder reads them "
-            "apart; give prompts and completions (--dataset instruction_dataset)"
-        )
+    if by_template:
+        check_takes_templates(encode, examples.flag)
     if with_images and examples.weight_column is not None:
         flag = f"{examples.flag.rpartition('.')[0]}.weight_column"
         raise ConfigError(f"{flag}: rows of texts alone have weights, not those with images; leave it out")

@@ -19,7 +19,7 @@ from chat.conversation import columns_to_read, read_conversation
 from chat.samples import chat_samples
 from configs.datasets import DataSource
 from configs.setting import setting
-from data.tokens.encoding import ONE_TEXT, Encode
+from data.tokens.encoding import ONE_TEXT, Encode, check_takes_templates
 from data.tokens.spans import ChatSamples
 from utils.errors import ConfigError
 
@@ -88,6 +88,8 @@ def get_chat_dataset(
 
     processor, tokenizer = tokenizer, getattr(tokenizer, "tokenizer", tokenizer)
     with_images = processor is not tokenizer
+    if not with_images:
+        check_takes_templates(encode, "--dataset")
     for name in ("image_column", "image_folder"):
         if getattr(dataset_config, name) and not with_images:
             raise ConfigError(f"--chat_dataset.{name}: is of images, and this model reads text alone; leave it out")

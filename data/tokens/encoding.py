@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from data.tokens.spans import TextSpan
+from utils.errors import ConfigError
 
 if TYPE_CHECKING:  # the files of datasets/ import this module, and flags are read before numpy is loaded
     from transformers import PreTrainedTokenizerBase
@@ -42,6 +43,18 @@ class Encode(Protocol):
         Args:
             special: the tokenizer's special tokens, if its caller keeps what they build for text that spells them.
         """
+
+
+def check_takes_templates(encode: Encode, flag: str) -> None:
+    """
+    Raises:
+        ConfigError: if the task reads prompt and answer apart, and a chat template writes them as one text.
+    """
+    if not encode.takes_templates:
+        raise ConfigError(
+            f"{flag}: a chat template writes prompt and answer as one text, and this model reads them apart; give "
+            "prompts and completions (--dataset instruction_dataset)"
+        )
 
 
 @dataclass(frozen=True)

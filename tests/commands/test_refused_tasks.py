@@ -81,7 +81,7 @@ def test_defaults_follow_the_task_and_the_family() -> None:
     ("flags", "parts"),
     [
         ("--max_source_length 513", ["--max_source_length: 513 is more than the 512 positions"]),
-        ("--dataset chat_dataset", ["--dataset: chat_dataset is for causal language models"]),
+        ("--dataset chat_dataset", ["--dataset: a chat template writes prompt and answer as one text"]),
         ("--use_peft --peft_method prefix --batching_strategy padding", ["--peft_method", "bart"]),
         ("--use_peft --peft_method llama_adapter", ["--peft_method", "bart"]),
     ],
