@@ -112,9 +112,8 @@ class ImageSamples(Sequences):
         """A line on the images and their tokens, or on that there are none."""
         has_images = self.num_images > 0
         if not has_images.any():
-            return [
-                f"{split}: no images in {plural(len(self), 'sample')} (--chat_dataset.image_column names the column of images)"
-            ]
+            where = "--chat_dataset.image_column names the column of images"
+            return [f"{split}: no images in {plural(len(self), 'sample')} ({where})"]
         tokens = self.num_image_tokens[has_images]
         low, middle, high = (round(float(np.percentile(tokens, share))) for share in (0, 50, 100))
         return [
