@@ -24,8 +24,10 @@ def check_data(config: RunConfig) -> None:
     _check_images(config)
     for name, dataset in config.dataset_configs.items():
         dataset.check(f"--{name}")
-        if dataset.weight_column is not None and (dataset.HAS_IMAGES or name == "preference_dataset"):
-            raise ConfigError(f"--{name}.weight_column: rows of texts alone have weights, not these; leave it out")
+        if dataset.weight_column is not None and (dataset.HAS_IMAGES or dataset.HAS_LABELS or dataset.HAS_PAIRS):
+            raise ConfigError(
+                f"--{name}.weight_column: rows whose tokens are learned have weights, not these; leave it out"
+            )
     _check_tokens(config)
     _check_template(config)
     _check_mix(config)

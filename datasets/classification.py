@@ -108,11 +108,12 @@ def _texts_there(examples: SplitExamples) -> tuple[str, ...]:
 def to_spans(example: Mapping[str, Any], *, texts: tuple[str, ...], label: str) -> list[TextSpan]:
     """The texts, without a loss, and the JSON of the label, with one."""
     from data.splits.optional_columns import optional_text
+    from data.tokens.labeled_texts import fault_of_label
 
     value = example[label]
-    if value is None or value == "" or (isinstance(value, float) and value != value):
-        raise BadExample(f"column {label} is empty")
-    if not isinstance(value, str | int | float | list):
-        raise BadExample(f"column {label} is no label but {type(value).__name__}; give a name, a number or a list")
+    if fault := fault_of_label(value):
+        raise BadExample(f"column {label} {fault}")
     spans = [TextSpan(optional_text(example, name), False) for name in texts]
+    if not any(span.text.strip() for span in spans):
+        raise BadExample(f"column {texts[0]} is empty")
     return [*spans, TextSpan(json.dumps(value, ensure_ascii=False), True)]

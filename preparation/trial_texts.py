@@ -37,7 +37,7 @@ def check_text_scores(built: BuiltModel, inputs: Inputs, env: Environment) -> No
     config = built.empty.model.config
     collate: Any = task.make_collator(inputs.processor, config, form)
     collate_alone: Any = task.make_collator(inputs.processor, config, replace(form, packing=False))
-    texts = _texts_to_try(task, inputs, trial_length(env))
+    texts = _texts_to_try(task, inputs, _most_tokens(inputs, env))
     training = model.training
     model.eval()
     try:
@@ -56,6 +56,12 @@ def check_text_scores(built: BuiltModel, inputs: Inputs, env: Environment) -> No
             f"--model_name: with {built.empty.architecture} scores depend on the texts next to a text (they differ "
             f"by {difference:.2g}), so it sees padding or other texts; {remedy}"
         )
+
+
+def _most_tokens(inputs: Inputs, env: Environment) -> int:
+    """The most tokens of a text of the trial: all of them, two of a pair, share a packed row of the run's length."""
+    num_texts = 2 * len(inputs.data.train.text_lengths)
+    return min(trial_length(env), inputs.resolved.widths[0].limit // num_texts)
 
 
 def _texts_to_try(task: Task[Any], inputs: Inputs, num_tokens: int) -> list[Any]:

@@ -76,8 +76,10 @@ def read_labels(
             f"--problem_type: the training data have {len(names):,} labels, and at most {MOST_CLASSES:,} classes are "
             "learned; give --problem_type regression if they are numbers"
         )
-    if len(names) == 1:
-        raise ConfigError(f"dataset: all texts of the training data are {names[0]!r}; there is nothing to tell apart")
+    kinds = {frozenset(_classes_of(value)) for value in values.values()} if problem_type != "regression" else ()
+    if len(kinds) == 1 and found.issuperset(names):
+        shown = " and ".join(map(repr, names)) or "of no class"
+        raise ConfigError(f"dataset: all texts of the training data are {shown}; there is nothing to tell apart")
     train = _numbered(data.train, labels, number_of, "train", datasets)
     evaluation = data.evaluation and _numbered(data.evaluation, labels, number_of, "validation", datasets)
     return labels, replace(
@@ -190,7 +192,7 @@ def _to_numbers(value: Any, labels: Labels, number_of: Mapping[str, int]) -> np.
     if isinstance(value, list) and labels.problem_type == "single_label_classification":
         raise ValueError(f"label {value!r} is a list; give --problem_type multi_label_classification")
     classes = _classes_of(value)
-    if unknown := next((name for name in classes if name not in number_of), None):
+    if (unknown := next((name for name in classes if name not in number_of), None)) is not None:
         shown = ", ".join(labels.names[:_NUM_NAMED]) + (", ..." if len(labels.names) > _NUM_NAMED else "")
         raise ValueError(
             f"label {unknown!r} is none of the {f'{len(labels.names):,} classes'} in the training data ({shown})"

@@ -12,7 +12,7 @@ import numpy as np
 from data.sequences.causal import Truncation
 from data.sequences.source_target import TokenLists, num_at_start, read_lists
 from data.sequences.tokenized import COUNT_COLUMNS, Sequences
-from data.tokens.labeled_texts import PairAffixes, written_label
+from data.tokens.labeled_texts import PairAffixes, fault_of_label, written_label
 from utils.errors import ConfigError
 
 
@@ -44,7 +44,7 @@ class LabeledBuilder:
             ConfigError: missing columns, values that are not integers, a row that is too long under `error`, or no row
                 left.
         """
-        texts, labels, counts = read_lists(_with_written_labels(rows), name, first_row)
+        texts, labels, counts = read_lists(_with_written_labels(rows, name, first_row), name, first_row)
         num_rows = len(texts)
         if not num_rows and not is_part:
             raise ConfigError(f"dataset ({name}): it is empty; check the path and the split")
@@ -113,17 +113,21 @@ def _part(ids: np.ndarray, number: int, *, left: bool) -> np.ndarray:
     return ids[len(ids) - number :] if left else ids[:number]
 
 
-def _with_written_labels(rows: Iterable[Mapping[str, Any]]) -> Iterable[Mapping[str, Any]]:
+def _with_written_labels(
+    rows: Iterable[Mapping[str, Any]], name: str, first_row: int
+) -> Iterable[Mapping[str, Any]]:
     """The rows, those of a user with their `label` as the project's own tokenizing writes it."""
     if isinstance(rows, datasets.Dataset) and COUNT_COLUMNS[0] in rows.column_names:
         return rows
-    return _written(rows)
+    return _written(rows, name, first_row)
 
 
-def _written(rows: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
-    for row in rows:
+def _written(rows: Iterable[Mapping[str, Any]], name: str, first_row: int) -> Iterator[Mapping[str, Any]]:
+    for number, row in enumerate(rows, first_row + 1):
         if isinstance(row, Mapping) and "input_ids" in row and "label" in row:
             label = row["label"].tolist() if isinstance(row["label"], np.ndarray | np.generic) else row["label"]
+            if fault := fault_of_label(label):
+                raise ConfigError(f"dataset ({name}), row {number}: label {fault}")
             num_tokens = int(np.sum(row["attention_mask"])) if "attention_mask" in row else len(row["input_ids"])
             row = {**row, "labels": np.concatenate([[num_tokens], written_label(label)]).astype(np.int32)}
         yield row

@@ -206,7 +206,7 @@ def _read_row(row: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray]:
         found = sorted(row) if isinstance(row, Mapping) else type(row).__name__
         raise BadExample(f"needs input_ids and labels (the tokens of source and target), found {found}")
     if (name := next((name for name in TOKEN_COLUMNS if row.get(name) is not None), None)) is not None:
-        raise BadExample(f"column {name} is for causal language models, and this is an encoder-decoder; leave it out")
+        raise BadExample(f"column {name} is for causal language models that learn tokens; leave it out")
     source, target = whole_numbers("input_ids", row["input_ids"]), whole_numbers("labels", row["labels"])
     mask = row.get("attention_mask")
     kept = np.ones(source.shape, dtype=bool) if mask is None else zeros_and_ones("attention_mask", mask)

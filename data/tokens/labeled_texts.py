@@ -49,6 +49,27 @@ def written_label(value: Any) -> np.ndarray:
     return np.frombuffer(json.dumps(value, ensure_ascii=False).encode(), dtype=np.uint8).astype(np.int32)
 
 
+def fault_of_label(value: Any) -> str | None:
+    """Why a value is no label; None if it is a class, a list of different classes, or a number."""
+    if value is None or value == "" or value != value:  # pandas' empty cell is no number
+        return "is empty"
+    if not isinstance(value, list):
+        is_label = isinstance(value, str | int | float)
+        return None if is_label else f"is no label but {type(value).__name__}; give a name, a number or a list"
+    if fault := next(filter(None, map(_fault_of_class, value)), None):
+        return fault
+    if repeated := [one for place, one in enumerate(value) if one in value[:place]]:
+        return f"names {repeated[0]!r} twice; a list has the classes of its text, and not 0 or 1 for each class"
+    return None
+
+
+def _fault_of_class(value: Any) -> str | None:
+    if isinstance(value, list):
+        return "is a list of lists; give a list of classes"
+    fault = fault_of_label(value)
+    return fault and f"has a class that {fault}"
+
+
 def encode_labeled(
     examples: Sequence[Sequence[TextSpan]], tokenizer: PreTrainedTokenizerBase, special: SpecialTokens | None
 ) -> TokenColumns:

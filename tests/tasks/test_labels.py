@@ -56,6 +56,7 @@ def test_lists_are_several_classes_and_may_be_empty() -> None:
     labels, numbers = read([["b", "a"], [], ["c"]])
     assert labels == Labels("multi_label_classification", ("a", "b", "c"))
     assert numbers == [[0, 1], [], [2]]
+    assert read([["b"], []])[0].names == ("b",)
 
 
 def test_numbers_of_which_some_have_fractions_are_numbers() -> None:
@@ -84,6 +85,14 @@ def test_a_classifier_keeps_the_order_of_its_classes() -> None:
             r"\(validation\), row 2: label 'c' is none of the 2 classes .* \(a, b\)",
         ),
         (["a", "a"], [], None, "all texts of the training data are 'a'"),
+        ([[0, 1], [1, 0]], [], None, "all texts of the training data are '0' and '1'"),
+        ([[], []], [], None, "all texts of the training data are of no class"),
+        (["a", None], [], None, r"dataset \(d\), row 2: label is empty"),
+        (["a", float("nan")], [], None, "row 2: label is empty"),
+        ([["a"], ["b", None]], [], None, "row 2: label has a class that is empty"),
+        ([["a"], [{}]], [], None, "row 2: label has a class that is no label but dict"),
+        ([["a"], [["b"]]], [], None, "row 2: label is a list of lists"),
+        ([[1, 0], [1, 1]], [], None, "row 2: label names 1 twice; a list has the classes of its text"),
         (["a", "1.5"], [], "regression", r"dataset \(train\), row 1: label 'a' is no number"),
         ([["a"], ["b"]], [], "single_label_classification", r"row 1: label \['a'\] is a list"),
         ([*range(10_001)], [], None, "--problem_type: the training data have 10,001 labels"),
