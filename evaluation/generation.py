@@ -192,8 +192,11 @@ def plan_generation(
     notes += [note for measure in measures for note in measure.notes([reference for _, reference in texts])]
     scorers = tuple(measure.make_prompt_scorer() for measure in measures)
     prompt, reference = texts[0]
-    listed = [name for measure in measures for name in measure.NAMES]
-    check_figures(train, task, [*listed, *_figures(scorers, prompt, reference, reference)])
+    # The figures that a function of the user returns are listed nowhere.
+    of_first = [
+        measure.NAMES or score(prompt, reference, reference) for measure, score in zip(measures, scorers, strict=True)
+    ]
+    check_figures(train, task, [name for names in of_first for name in names])
     chooses = any(isinstance(measure, LikeliestAnswer) for measure in measures)
     notes += _notes_on_settings(train)
     last_tokens = {int(prompted[index].answer[-1]) for index in samples}

@@ -110,11 +110,14 @@ def check_measures(train: TrainConfig) -> None:
 
 
 def check_figures(train: TrainConfig, task: Task, found: Iterable[str]) -> None:
-    """Check that --best_metric names a figure, once those of a first answer are known.
+    """Check that figures have different names, and --best_metric one of them, once those of a first answer are known.
 
     Raises:
         ConfigError: if not.
     """
+    found = list(found)
+    if twice := [name for place, name in enumerate(found) if name in (*task.EVAL_FIGURES, *found[:place])]:
+        raise ConfigError(f"--eval_metric: {twice[0]} is the name of two figures; rename one of your function")
     names = dict.fromkeys([EVAL_LOSS, *task.EVAL_FIGURES, *found])
     if train.best_metric not in names:
         raise ConfigError(f"--best_metric: {train.best_metric!r} is not one of {', '.join(names)}; give one of these")

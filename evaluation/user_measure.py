@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
+from numbers import Real
 from pathlib import Path
 
 from evaluation.measure import Answer, Measure, PromptScorer, Scorer
@@ -12,6 +13,11 @@ from utils.errors import ConfigError, in_one_line
 from utils.imported_files import import_file
 
 FLAG = "--eval_metric"
+OF_EVERY_EVALUATION = frozenset(
+    ["event", "time", "step", "epoch", "loss", "eval_loss", "perplexity", "num_label_tokens", "num_pairs"]
+)
+OF_EVERY_SAMPLE = frozenset(["dataset", "row", "prompt", "reference", "generated"])
+"""What the lines of metrics.jsonl and of samples.jsonl hold besides figures of answers."""
 
 
 class UserMeasure(Measure):
@@ -45,6 +51,7 @@ class UserMeasure(Measure):
         if not callable(function):
             raise ConfigError(f"{FLAG}: {file} has no function {name}; name one as FILE.py:FUNCTION")
         self._place, self._name, self._function, self._others = place, name, function, frozenset(others)
+        self._taken = self._others | OF_EVERY_EVALUATION | OF_EVERY_SAMPLE
 
     def make_scorer(self) -> Scorer:
         return partial(self._score, "")
@@ -59,12 +66,15 @@ class UserMeasure(Measure):
             raise ConfigError(f"{FLAG}: {self._place} failed on an answer ({_told(error)}); mend it") from error
         figures = dict(found) if isinstance(found, Mapping) else {self._name: found}
         for name, value in figures.items():
-            if not isinstance(name, str) or not isinstance(value, int | float) or not math.isfinite(value):
+            if not isinstance(name, str) or not isinstance(value, Real) or not math.isfinite(value):
                 raise ConfigError(
                     f"{FLAG}: {self._place} returned {value!r} for {name!r}; return a finite number, or a dict of them"
                 )
-            if name in self._others:
-                raise ConfigError(f"{FLAG}: {name} of {self._place} is a figure of another measure; rename it")
+            if name in self._taken:
+                raise ConfigError(
+                    f"{FLAG}: {name} of {self._place} is a figure of another measure, or a column of "
+                    "metrics.jsonl or samples.jsonl; rename it"
+                )
         return {name: float(value) for name, value in figures.items()}
 
     def total(self, answers: Sequence[Answer]) -> dict[str, float]:

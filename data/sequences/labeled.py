@@ -113,9 +113,7 @@ def _part(ids: np.ndarray, number: int, *, left: bool) -> np.ndarray:
     return ids[len(ids) - number :] if left else ids[:number]
 
 
-def _with_written_labels(
-    rows: Iterable[Mapping[str, Any]], name: str, first_row: int
-) -> Iterable[Mapping[str, Any]]:
+def _with_written_labels(rows: Iterable[Mapping[str, Any]], name: str, first_row: int) -> Iterable[Mapping[str, Any]]:
     """The rows, those of a user with their `label` as the project's own tokenizing writes it."""
     if isinstance(rows, datasets.Dataset) and COUNT_COLUMNS[0] in rows.column_names:
         return rows
@@ -124,10 +122,19 @@ def _with_written_labels(
 
 def _written(rows: Iterable[Mapping[str, Any]], name: str, first_row: int) -> Iterator[Mapping[str, Any]]:
     for number, row in enumerate(rows, first_row + 1):
-        if isinstance(row, Mapping) and "input_ids" in row and "label" in row:
-            label = row["label"].tolist() if isinstance(row["label"], np.ndarray | np.generic) else row["label"]
+        if isinstance(row, Mapping) and "input_ids" in row:
+            if "label" not in row:
+                raise ConfigError(f"dataset ({name}), row {number}: it has no label; give input_ids and label")
+            label = _plain(row["label"])
             if fault := fault_of_label(label):
                 raise ConfigError(f"dataset ({name}), row {number}: label {fault}")
             num_tokens = int(np.sum(row["attention_mask"])) if "attention_mask" in row else len(row["input_ids"])
             row = {**row, "labels": np.concatenate([[num_tokens], written_label(label)]).astype(np.int32)}
         yield row
+
+
+def _plain(value: Any) -> Any:
+    """A value of NumPy or torch as Python's own, in a list, too."""
+    if isinstance(value, list | tuple):
+        return [_plain(one) for one in value]
+    return value.tolist() if hasattr(value, "tolist") else value

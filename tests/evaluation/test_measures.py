@@ -101,11 +101,13 @@ def test_rouge_counts_other_scripts_and_is_that_of_rouge_score_for_latin_letters
 
 
 FUNCTIONS = """
+import numpy
+
 def score(prompt, reference, answer):
     return {"shorter": len(answer) < len(reference), "asked": "prompt" in prompt}
 
 def length(prompt, reference, answer):
-    return len(answer)
+    return numpy.float32(len(answer))
 
 def fails(prompt, reference, answer):
     return answer[99]
@@ -115,6 +117,9 @@ def no_number(prompt, reference, answer):
 
 def taken(prompt, reference, answer):
     return {"rougeL": 1}
+
+def loss(prompt, reference, answer):
+    return 1
 """
 
 
@@ -142,6 +147,7 @@ def test_a_function_of_the_user_gives_numbers_by_name(functions: Path) -> None:
         ("fails", "fails failed on an answer .IndexError"),
         ("no_number", "returned 'good' for 'no_number'; return a finite number"),
         ("taken", "rougeL of .* is a figure of another measure"),
+        ("loss", "loss of .* is a figure of another measure, or a column of metrics.jsonl"),
         ("absent", "has no function absent"),
     ],
 )
@@ -168,6 +174,9 @@ def test_what_decides_must_be_measured(functions: Path) -> None:
     check_best_metric(train, CausalLM())  # its names are seen with the first answer
     with pytest.raises(ConfigError, match=r"'longer' is not one of eval_loss, .*shorter, asked"):
         check_figures(train, CausalLM(), ["shorter", "asked"])
+    for found in (["longer", "longer"], ["longer", "token_accuracy"]):
+        with pytest.raises(ConfigError, match=f"{found[1]} is the name of two figures"):
+            check_figures(train, CausalLM(), found)
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from transformers import LlamaConfig
 
 from data.batches.rows import make_rows
@@ -45,6 +46,7 @@ def read(
         (["10", "9", "2"], ("2", "9", "10"), [[2], [1], [0]]),
         ([True, False], ("false", "true"), [[1], [0]]),
         ([1.0, 0.0], ("0", "1"), [[1], [0]]),
+        ([np.int64(1), torch.tensor(0)], ("0", "1"), [[1], [0]]),
         (["nicht gut", "gut ✓"], ("gut ✓", "nicht gut"), [[1], [0]]),
     ],
 )
@@ -57,6 +59,7 @@ def test_lists_are_several_classes_and_may_be_empty() -> None:
     assert labels == Labels("multi_label_classification", ("a", "b", "c"))
     assert numbers == [[0, 1], [], [2]]
     assert read([["b"], []])[0].names == ("b",)
+    assert read([[np.int64(3)], (2, 3)])[1] == [[1], [0, 1]]
 
 
 def test_numbers_of_which_some_have_fractions_are_numbers() -> None:

@@ -6,14 +6,17 @@ import json
 from pathlib import Path
 from typing import Any
 
+import datasets
 import pytest
 from tokenizers.processors import TemplateProcessing
 from transformers import AutoTokenizer
 
 from data.sequences.labeled import LabeledBuilder
+from data.sequences.tokenized import COUNT_COLUMNS
 from data.tokens.encoding import LabeledTexts
 from data.tokens.labeled_texts import PairAffixes
 from data.tokens.spans import TextSpan
+from utils.errors import ConfigError
 
 FIRSTS = ["They met", "A long evening in the house by the river, with rain and tea", "no"]
 SECONDS = ["late that night in an old house by the lake, and talked", "yes", "Sam"]
@@ -36,7 +39,8 @@ def tokenizer(tiny_model: Path) -> Any:
 def encoded(tokenizer: Any, examples: list[tuple[str, ...]], limit: int, truncation: Any = "right") -> Any:
     spans = [[*(TextSpan(text, False) for text in texts), TextSpan(json.dumps("x"), True)] for texts in examples]
     columns = LabeledTexts()(spans, tokenizer)
-    rows = [{"input_ids": ids, "labels": label} for ids, label in zip(columns.input_ids, columns.labels, strict=True)]
+    counts = {name: [0] * len(spans) for name in COUNT_COLUMNS}
+    rows = datasets.Dataset.from_dict({"input_ids": columns.input_ids, "labels": columns.labels, **counts})
     return LabeledBuilder(PairAffixes.of(tokenizer))(rows, name="d", context_length=limit, truncation=truncation)
 
 
@@ -59,3 +63,9 @@ def test_texts_are_tokenized_and_cut_as_by_the_tokenizer(tokenizer: Any, truncat
     assert [text.input_ids.tolist() for text in found] == wanted
     assert [int(text.labels[0]) for text in found] == [len(ids) for ids in wanted]
     assert found.num_truncated == 1
+
+
+def test_rows_of_a_function_have_a_label() -> None:
+    for row in ({"input_ids": [1]}, {"input_ids": [1], "labels": [1]}):
+        with pytest.raises(ConfigError, match=r"\(d\), row 1: it has no label; give input_ids and label"):
+            LabeledBuilder(PairAffixes())([row], name="d", context_length=8)
