@@ -16,11 +16,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tools.answering.teacher_flags import teacher_flags
+
 # Before the imports below: they take seconds, and some of them print.
 if __name__ == "__main__":
     from tools.beginning import begin_importing
 
-    imports_ended = begin_importing(lambda: own_flags(None)[0])
+    imports_ended = begin_importing(lambda: teacher_flags(None, __doc__))
 
 import numpy as np
 import pyarrow as pa
@@ -55,22 +57,6 @@ class LikelyTokens(NamedTuple):
 
     ids: np.ndarray  # int32
     logprobs: np.ndarray  # fp32
-
-
-def own_flags(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
-    """The flags of this tool, and those of the data."""
-    parser = argparse.ArgumentParser(
-        prog="python -m tools.teacher_logprobs",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    parser.add_argument("teacher", type=Path, help="a model's folder, an adapter's folder, a run, or a checkpoint")
-    parser.add_argument("--to", type=Path, required=True, help="the folder to write")
-    parser.add_argument("--top_k", type=int, default=16, help="tokens kept at each place (16)")
-    parser.add_argument("--batch_size", type=int, default=8, help="sequences computed at once (8)")
-    parser.add_argument("--base", help="the base model, if it is not where the checkpoint says")
-    return parser.parse_known_args(argv)
 
 
 def write_rows(given: argparse.Namespace, flags: Sequence[str]) -> None:
@@ -180,7 +166,7 @@ def _write(file: Path, sequences: Sequences, windows: Iterator[list[tuple[TokenS
 
 def main(argv: Sequence[str] | None = None) -> int:
     quiet_tool()
-    return status_of(lambda: write_rows(*own_flags(argv)))
+    return status_of(lambda: write_rows(*teacher_flags(argv, __doc__)))
 
 
 if __name__ == "__main__":

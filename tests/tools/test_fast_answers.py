@@ -12,6 +12,7 @@ from tools.serving.checks import CHECKS
 from tools.serving.export_flags import PROGRAMS
 
 TOOLS = ("chat", "demo", "doctor", "export", "generate", "launch", "make_tiny_model", "memory_table", "plan", "report")
+TOOLS += ("teacher_logprobs",)
 SCRIPT = """
 import runpy, sys
 name = sys.argv.pop(1)
