@@ -6,7 +6,8 @@ on one H200 (torch 2.11, 21 and 22 November 2026) and is taken for all cards:
 - matrix products of Llama-3.1-8B's shapes, 2 x 4096 tokens: 704 TFLOP/s, 0.89 of that GPU's ceiling of 792.
 - a copy in device memory: 4.3 of 4.8 TB/s.
 - fused attention: about half the rate of matrix products, as FlashAttention-3's paper reports of FlashAttention-2 on an
-  H100 (Shah et al., 2024: 35 % of the peak).
+  H100 (Shah et al., 2024: 35 % of the peak); of long sequences two thirds: steps of one row of 65,536, 131,072 and
+  262,144 tokens on an H100 (docs/long-rows.md) took what a sequence's length squared at 0.66 explains.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ _FP32_CEILING = {
 }
 _UNMEASURED = 0.80
 OF_CEILING = 0.89
-ATTENTION_SHARE = 0.5
+ATTENTION_SHARE, LONG_ATTENTION_SHARE = 0.5, 0.66
+SHORT_SEQUENCE = 4096  # tokens; the share of the first kind holds up to here
 MEMORY_SHARE = 4.3 / 4.8
 
 
@@ -47,10 +49,14 @@ class KernelRates:
     """Per second."""
 
     matrix_flops: float
-    attention_flops: float
     memory_bytes: float
     float8_flops: float  # of matrix products in float8
     notes: tuple[str, ...] = ()
+
+    def attention_flops(self, length: float) -> float:
+        """Those of fused attention over causal sequences of so many tokens."""
+        gained = (LONG_ATTENTION_SHARE - ATTENTION_SHARE) * (1 - SHORT_SEQUENCE / max(length, SHORT_SEQUENCE))
+        return (ATTENTION_SHARE + gained) * self.matrix_flops
 
 
 def kernel_rates(card: Card, compute: str, *, in_float8: bool = False) -> KernelRates | None:
@@ -79,7 +85,6 @@ def kernel_rates(card: Card, compute: str, *, in_float8: bool = False) -> Kernel
     matrix_flops = 1e12 * peak * ceilings.get(card.name, _UNMEASURED) * OF_CEILING
     return KernelRates(
         matrix_flops=matrix_flops,
-        attention_flops=ATTENTION_SHARE * matrix_flops,
         memory_bytes=1e9 * card.memory_gb_per_second * MEMORY_SHARE,
         float8_flops=matrix_flops * (card.float8_tflops or peak) / peak,
         notes=tuple(notes),

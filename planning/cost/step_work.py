@@ -46,13 +46,15 @@ class MicroBatchWork:
     weight_bytes: float  # that matrix products read, and gradients that they write, at least
     launch_seconds: float  # of the host, to start all kernels
     float8_flops: float = 0.0  # of the matrix products, those in float8
+    sequence_length: float = 0.0  # tokens of those that attention visits, on average; 0: not known, so short
 
     def device_seconds(self, rates: KernelRates) -> tuple[float, float, float]:
         """Seconds of matrix products, of attention and of all other kernels, at these rates."""
         # A product with few rows takes as long as reading its weights.
         matrix = (self.matrix_flops - self.float8_flops) / rates.matrix_flops + self.float8_flops / rates.float8_flops
         matrix = max(matrix, self.weight_bytes / rates.memory_bytes)
-        return matrix, self.attention_flops / rates.attention_flops, self.moved_bytes / rates.memory_bytes
+        attention = self.attention_flops / rates.attention_flops(self.sequence_length)
+        return matrix, attention, self.moved_bytes / rates.memory_bytes
 
 
 @dataclass(frozen=True)
@@ -104,9 +106,10 @@ def micro_batch_work(planned: PlannedModel, counts: BatchCounts, *, trains: bool
     # The difference of the counts with and without pairs.
     attention = float(task.make_flops(model).count(counts)) - total(flops_per_token)
     model_config = planned.adapted.base.config
+    # Sequences of the length at which a token meets as many others as here, on average.
+    sequence_length = max(1.0, 2 * counts.num_attended_pairs / max(1, counts.num_tokens) - 1)
     if model_config.get_text_config()._attn_implementation in WITHOUT_MASKS and counts.num_tokens:
-        # Sequences of the length at which a token meets as many others as here, on average.
-        attention *= share_in_windows(model_config, max(1.0, 2 * counts.num_attended_pairs / counts.num_tokens - 1))
+        attention *= share_in_windows(model_config, sequence_length)
     # Forward is a third of an attention's FLOPs (`tasks.flops.StepFlops`).
     attention *= 1 if trains else 1 / 3
     moved = total(_sides)
@@ -124,6 +127,7 @@ def micro_batch_work(planned: PlannedModel, counts: BatchCounts, *, trains: bool
         weight_bytes=weights,
         launch_seconds=launch_seconds(planned, num_passes),
         float8_flops=total(in_float8),
+        sequence_length=sequence_length,
     )
 
 

@@ -1,0 +1,64 @@
+"""The picture of docs/long-rows.md: peak memory and seconds against a row's length, planned and measured.
+
+    python -m benchmarks.long_rows_picture docs/long-rows.svg     (matplotlib draws it; reads shapes only, two minutes)
+
+Measured points are those of tests/planning/long_rows.csv.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from benchmarks.runs.launch import ROOT
+from benchmarks.runs.shapes import make_shape
+from benchmarks.training_speed import LONG_QLORA
+
+LENGTHS = [2**power for power in range(14, 20)]  # tokens
+WAYS = {"tiles": "--tile_tokens 8192", "tiles, offloaded": "--tile_tokens 8192 --activation_offloading"}
+
+
+def plan(length: int, flags: str, folder: Path) -> tuple[float, float]:
+    """Planned GiB and seconds of a step on one H100 80GB."""
+    words = ["--model_name", str(folder / "model"), *LONG_QLORA, *flags.split(), "--context_length", str(length)]
+    words += ["--batch_size_training", "1", "--dry_run", "--dry_run_hardware", "1xH100-80GB"]
+    command = [sys.executable, "finetuning.py", *words, "--dry_run_json", str(folder / "plan.json")]
+    subprocess.run(command, check=False, capture_output=True, cwd=ROOT)  # 3: it does not fit
+    found = json.loads((folder / "plan.json").read_text())
+    return found["peak_gib"], found["seconds_per_step"]
+
+
+def main(path: str) -> None:
+    from matplotlib import pyplot
+
+    with (ROOT / "tests/planning/long_rows.csv").open() as table:
+        measured = list(csv.DictReader(table))
+    figure, axes = pyplot.subplots(1, 2, figsize=(10, 4), layout="constrained")
+    with tempfile.TemporaryDirectory() as temporary:
+        make_shape(Path(temporary) / "model", "llama8b-long")
+        for way, flags in WAYS.items():
+            plans = [plan(length, flags, Path(temporary)) for length in LENGTHS]
+            points = [row for row in measured if row["flags"] == flags]
+            for axis, planned, column in zip(axes, zip(*plans, strict=True), ("peak_gib", "seconds"), strict=True):
+                (line,) = axis.plot(LENGTHS, planned, label=f"{way}, planned")
+                lengths = [int(row["tokens"]) for row in points]
+                values = [float(row[column]) for row in points]
+                axis.plot(lengths, values, "o", color=line.get_color(), label=f"{way}, measured")
+    axes[0].axhline(79.1, color="gray", linestyle="dotted")
+    axes[0].set(title="Peak memory, GiB (dotted: an H100 80GB)", ylim=(0, 100))
+    axes[1].set(title="Seconds per step", yscale="log")
+    for axis in axes:
+        axis.set_xscale("log", base=2)
+        axis.set_xticks(LENGTHS, [f"{length // 1024}k" for length in LENGTHS])
+        axis.set_xlabel("tokens of the row")
+        axis.legend()
+    figure.suptitle("8B, QLoRA r=16 on all linear layers, one row, --activation_checkpointing full")
+    figure.savefig(path, metadata={"Date": None})
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
