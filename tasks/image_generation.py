@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from data.images.caption_rows import Picture
-from data.processors.processor_loading import image_inputs, num_end_tokens, prompt_text
+from data.images.opening import open_image
+from data.processors.image_tokens import placeholders_of
+from data.processors.processor_loading import image_inputs, num_end_tokens, prompt_text, refusal_of_size
 from tasks.generation import GeneratingModel
 from tasks.image_batches import prompts_of_images
+from utils.errors import ConfigError
 
 
 def caption_prompts(
@@ -21,6 +25,21 @@ def caption_prompts(
     cut = num_end_tokens(processor.tokenizer) if of_one_text else 0
     rows = [image_inputs(processor, picture.image, prompt_text(processor, picture.prompt)) for picture in pictures]
     return on_device(prompts_of_images(rows, cut, padding), model)
+
+
+def picture_asked_about(processor: Any, file: Path, prompt: str) -> Picture:
+    """An image, and a question about it.
+
+    Raises:
+        BadExample: if the image cannot be read.
+        ConfigError: if the processor refuses its shape, or the prompt stands for one more image.
+    """
+    image = open_image(file)
+    if reason := refusal_of_size(processor, image.size):
+        raise ConfigError(f"--image: the processor refuses {file}, {image.width} x {image.height} pixels ({reason})")
+    if reason := placeholders_of(processor).refusal_of_prompt(prompt):
+        raise ConfigError(f"--prompt: {reason}; leave that out of it")
+    return Picture(image, prompt)
 
 
 def on_device(inputs: Mapping[str, torch.Tensor], model: GeneratingModel) -> dict[str, torch.Tensor]:

@@ -14,8 +14,6 @@ from configs.run import RunConfig
 from configs.train_settings.data import DEFAULT_CONTEXT_LENGTH
 from configs.training import TrainConfig
 from data.batches.padding import EXACT, padding_id
-from data.images.caption_rows import Picture
-from data.images.opening import open_image
 from data.images.samples import ImageSample
 from data.processors import processor_loading
 from data.processors.processor_loading import (
@@ -50,7 +48,7 @@ from tasks.image_batches import (
     lengthened,
 )
 from tasks.image_flops import ImageFlops
-from tasks.image_generation import caption_prompts, new_texts, new_tokens, on_device
+from tasks.image_generation import caption_prompts, new_texts, new_tokens, on_device, picture_asked_about
 from tasks.image_masks import ImageMasks
 from tasks.image_meta_batch import image_meta_batch
 from tasks.image_positions import GridPositions
@@ -222,12 +220,11 @@ class ImageText(Task[ImageTextMicroBatch]):
 
         Raises:
             BadExample: if the image cannot be read.
-            ConfigError: if the model has no positions for image, prompt and answer.
+            ConfigError: if the processor refuses the image, or the model has no positions for image, prompt and answer.
         """
         assert settings.image is not None
-        inputs = caption_prompts(
-            model, processor, [Picture(open_image(settings.image), prompt)], processor.tokenizer.eos_token_id
-        )
+        picture = picture_asked_about(processor, settings.image, prompt)
+        inputs = caption_prompts(model, processor, [picture], processor.tokenizer.eos_token_id)
         is_encoder_decoder = getattr(model.config.get_text_config(), "is_encoder_decoder", False)
         num_taken = 1 if is_encoder_decoder else inputs["input_ids"].shape[1]
         check_positions(decoder_positions(model.config), num_taken, settings.max_new_tokens)

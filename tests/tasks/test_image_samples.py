@@ -19,6 +19,7 @@ from data.processors.written_images import ImageWriter
 from reporting.data_preview import sample_spans
 from tasks.generation import GenerationSettings
 from tasks.image_batches import ImageTextMicroBatch
+from tasks.image_generation import picture_asked_about
 from tasks.image_masks import ImageMasks
 from tasks.image_positions import GridPositions
 from tasks.image_rows import RowsOfImages
@@ -26,7 +27,7 @@ from tasks.image_sample_batches import ImageSampleCollator
 from tasks.image_text import ImageText
 from tests.helpers.image_chats import chat_processor, flat_picture, read_chats, save_chat_model
 from tests.helpers.image_models import captioned
-from utils.errors import TrainingError
+from utils.errors import ConfigError, TrainingError
 
 FAMILIES = ["qwen2_vl", "qwen2_5_vl", "gemma3", "idefics3", "llava"]
 
@@ -208,3 +209,18 @@ def _parts(text: str) -> list[dict[str, str]]:
         parts += [{"type": "image"}] if number else []
         parts += [{"type": "text", "text": part}] if part else []
     return parts
+
+
+@pytest.mark.parametrize(
+    ("size", "prompt", "message"),
+    [
+        ((4000, 10), "red ?", "--image: the processor refuses"),
+        ((40, 24), "<|image_pad|> ?", "--prompt: its prompt spells"),
+    ],
+)
+def test_what_a_processor_does_not_take_is_refused_when_a_person_asks(
+    size: tuple[int, int], prompt: str, message: str, tmp_path: Path
+) -> None:
+    file = flat_picture(tmp_path / "a.png", (255, 0, 0), size)
+    with pytest.raises(ConfigError, match=message):
+        picture_asked_about(chat_processor("qwen2_vl"), file, prompt)
