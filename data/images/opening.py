@@ -74,7 +74,10 @@ def image_source(value: Any, what: str, folder: Path | None) -> ImageSource:
     path = Path(value).expanduser()
     if not path.is_absolute():
         if folder is None:
-            raise BadExample(f"{what}: {value} starts from no folder; give absolute paths")
+            raise BadExample(
+                f"{what}: {value} starts from no folder, since the data is not in files of one; give absolute paths, "
+                "or, for conversations, --chat_dataset.image_folder"
+            )
         path = folder / path
     if not path.is_file():
         raise BadExample(f"{what}: there is no file {path}")

@@ -21,6 +21,10 @@ def with_pixel_settings(processor: Any, train_config: TrainConfig) -> Any:
     """
     limits = {name: value for name in ("min_pixels", "max_pixels") if (value := getattr(train_config, name))}
     own = processor.image_processor
+    if limits and limits.get("min_pixels", 0) > limits.get("max_pixels", float("inf")):
+        raise ConfigError(
+            f"--min_pixels: {limits['min_pixels']} is more than max_pixels {limits['max_pixels']}; give less"
+        )
     if limits and not _has_pixel_limits(own):
         raise ConfigError(
             f"--{next(iter(limits))}: {type(own).__name__} makes images as large as its own settings say, and has no "

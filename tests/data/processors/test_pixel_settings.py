@@ -61,6 +61,7 @@ def test_other_settings_by_the_names_of_the_processor() -> None:
         ("llava", {"image_processor": ("nothing=1",)}, "--image_processor: 'nothing=1' is no setting of CLIP"),
         ("llava", {"image_processor": ("size.shortest_edge=x",)}, "is no setting of CLIPImageProcessorPil; it has"),
         ("llava", {"image_processor": ("do_resize=3",)}, "is no setting of"),
+        ("qwen2_vl", {"min_pixels": 900, "max_pixels": 800}, "--min_pixels: 900 is more than max_pixels 800"),
         ("gemma3", {"min_pixels": 9}, "give one of these with --image_processor NAME=VALUE: size="),
     ],
 )
