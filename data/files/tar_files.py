@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import tarfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, NamedTuple
@@ -27,6 +27,7 @@ _OTHER_MEDIA = {
 }
 _TEXTS = ("txt", "text", "caption")
 _NAMED = ("image", "images")  # keys of a row that may name its members
+_MOST_REMEMBERED = 100_000  # samples
 _BLOCK = 512  # bytes: members begin at multiples of it
 
 
@@ -75,13 +76,40 @@ class TarReader(RowReader):
 
 def _samples(file: Path, stream: IO[bytes], position: int) -> Iterator[list[_Member]]:
     sample: list[_Member] = []
+    halves = _Halves(file)
     for member in _members(file, stream, position):
         if sample and member.key != sample[0].key:
+            halves.check(sample)
             yield sample
             sample = []
         sample.append(member)
     if sample:
+        halves.check(sample)
         yield sample
+
+
+class _Halves:
+    """Finds samples whose images stand apart from their text, as `tar cf shard.tar *.json *.jpg` writes them."""
+
+    def __init__(self, file: Path) -> None:
+        self.file, self._are_images = file, dict[str, bool]()  # by key: either images alone, or none
+
+    def check(self, sample: Sequence[_Member]) -> None:
+        """
+        Raises:
+            ConfigError: if its other half came before.
+        """
+        are_images = {member.kind.rpartition(".")[2] in _IMAGES for member in sample}
+        if len(are_images) == 2:
+            return
+        key, has_images = sample[0].key, are_images.pop()
+        if self._are_images.get(key) is (not has_images):
+            raise ConfigError(
+                f"{self.file}: the text of {key} and its images do not stand next to each other; write the archive "
+                "again, sorted by name (tar --sort=name)"
+            )
+        if len(self._are_images) < _MOST_REMEMBERED:
+            self._are_images[key] = has_images
 
 
 def _members(file: Path, stream: IO[bytes], position: int) -> Iterator[_Member]:

@@ -93,3 +93,24 @@ def test_what_is_no_archive_is_refused(tmp_path: Path) -> None:
         file.write_bytes(whole[:size])
         with pytest.raises(ConfigError, match=r"a.tar is no tar archive that can be read"):
             list(tar_rows(file))
+
+
+@pytest.mark.parametrize("names", [("a.json", "b.json", "a.jpg", "b.jpg"), ("a.jpg", "b.jpg", "a.txt", "b.txt")])
+def test_images_apart_from_their_text_are_refused(names: tuple[str, ...], tmp_path: Path) -> None:
+    """As `tar cf a.tar *.json *.jpg` writes them: a row would lose its images."""
+    file = save(tmp_path / "a.tar", dict.fromkeys(names, b"{}"))
+    with pytest.raises(ConfigError, match=r"the text of a and its images do not stand next to each other; .*--sort"):
+        list(tar_rows(file))
+    with pytest.raises(ConfigError, match="next to each other"):
+        TarReader(file).chunk(0, 0)
+
+
+def test_keys_that_come_again_with_all_of_their_files_are_further_rows(tmp_path: Path) -> None:
+    first, second = (save(tmp_path / name, {"a.jpg": b"1", "a.json": b"{}", "b.json": b"{}"}) for name in "xy")
+    both = tmp_path / "both.tar"
+    with tarfile.open(both, "w") as archive:
+        for file in (first, second):
+            with tarfile.open(file) as part:
+                for info in part:
+                    archive.addfile(info, part.extractfile(info))
+    assert [(row.value or {})["__key__"] for row in tar_rows(both)] == ["a", "b", "a", "b"]
