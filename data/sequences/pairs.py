@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -39,6 +39,9 @@ class AnswerPair(NamedTuple):
 @dataclass(frozen=True)
 class AnswerPairs(Sequences):
     """Pairs end to end in flat arrays: pair i has the tokens `input_ids[offsets[i]:offsets[i + 1]]`."""
+
+    WHY_NOT_CUT: ClassVar[str] = "--truncation; answers are never cut"
+    NO_LABEL: ClassVar[str] = "both answers are the same, or one is empty"
 
     chosen_lengths: np.ndarray = field(
         default_factory=lambda: np.empty(0, np.int64)

@@ -6,7 +6,7 @@ import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 
@@ -70,6 +70,10 @@ class Sequences:
     Sequence i has the tokens `input_ids[offsets[i]:offsets[i + 1]]` and the labels
     `labels[label_offsets[i]:label_offsets[i + 1]]`.
     """
+
+    # Why samples are left out, for people.
+    WHY_NOT_CUT: ClassVar[str] = "--truncation drop"
+    NO_LABEL: ClassVar[str] = "no label token{within}"
 
     input_ids: np.ndarray  # int32 [tokens]
     labels: np.ndarray  # int32 [labels]
@@ -197,11 +201,11 @@ class Sequences:
         if self.num_too_long:
             limits = " or ".join(self.length_flags)
             lines.append(
-                f"{split}: {plural(self.num_too_long, 'sample')} left out: longer than {limits} (--truncation drop)"
+                f"{split}: {plural(self.num_too_long, 'sample')} left out: longer than {limits} ({self.WHY_NOT_CUT})"
             )
         if self.num_without_label:
-            within = "" if self.has_targets else f" (within {limit})"
-            lines.append(f"{split}: {plural(self.num_without_label, 'sample')} left out: no label token{within}")
+            why = self.NO_LABEL.format(within="" if self.has_targets else f" (within {limit})")
+            lines.append(f"{split}: {plural(self.num_without_label, 'sample')} left out: {why}")
         if self.num_empty:
             lines.append(
                 f"{split}: {plural(self.num_empty, 'sample')} left out: no tokens (empty, or left out by "

@@ -44,6 +44,7 @@ def test_a_long_pair_loses_the_start_of_its_prompt_in_both_texts() -> None:
 def test_answers_are_never_cut() -> None:
     pairs = build_pairs([row(3, 9, 9), row(2, 1, 1)], name="x", context_length=18)
     assert (len(pairs), pairs.num_too_long) == (1, 1)
+    assert pairs.describe("train")[0].endswith("longer than context_length (--truncation; answers are never cut)")
     with pytest.raises(
         ConfigError, match="none of its 1 row has two different answers that fit into --context_length 18"
     ):
@@ -71,6 +72,7 @@ def test_rows_that_were_left_out_and_ties_are_counted() -> None:
     tie = row(2, 1, 1) | {"labels": [-100] * 6}
     pairs = build_pairs([left_out, row(2, 1, 1), tie], name="x", context_length=64)
     assert (pairs.source_rows.tolist(), pairs.num_empty, pairs.num_without_label) == ([1], 1, 1)
+    assert "train: 1 sample left out: both answers are the same, or one is empty" in pairs.describe("train")
 
 
 def test_attention_stays_inside_of_a_text() -> None:
