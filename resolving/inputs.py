@@ -15,6 +15,8 @@ from data.processors.tokenizer_loading import num_rows_needed, special_ids, toke
 from data.sequences.ends import begins_with, end_ids
 from data.sequences.token_columns import TEACHER, TEACHER_IDS, WEIGHTS, TokenArrays
 from data.tokens.encoding import OneText
+from policies.adapters.folder import saved_labels
+from policies.config_overrides import override
 from policies.loading import build_model
 from ranks.environment import Environment, print_rank_zero
 from reporting.data_preview import preview_data
@@ -206,6 +208,8 @@ def read_data(
         packed_length=resolved.began_with.packed_length,
         encode=reading.encode,
     )
+    if adapter := config.train_config.from_peft_checkpoint:
+        override(resolved.model_config, saved_labels(adapter))  # before the data name their classes
     task, model_config, data = resolved.task.with_data(
         resolved.model_config, config.train_config, tokenizer_of(processor), data, tuple(config.sources)
     )

@@ -38,9 +38,30 @@ class Labels:
         several = ", several of each text" if self.problem_type == "multi_label_classification" else ""
         return f"{len(self.names):,} classes{several}: {shown}"
 
+    def check_saved(self, model_config: PreTrainedConfig) -> None:
+        """Check that they are those of the adapter that is trained on, whose head has an output for each.
+
+        Args:
+            model_config: with the classes of the adapter; without a `problem_type`, if these are unknown.
+
+        Raises:
+            ConfigError: if they are others.
+        """
+        saved = tuple((model_config.id2label or {}).values())
+        if getattr(model_config, "problem_type", None) is not None and saved != self._names_of_outputs:
+            raise ConfigError(
+                f"--from_peft_checkpoint: the head of this adapter has the classes {', '.join(saved)}, and the labels "
+                f"of the data are {self}; merge it with tools.export --merge, and train that model, which gets a new "
+                "head"
+            )
+
+    @property
+    def _names_of_outputs(self) -> tuple[str, ...]:
+        return self.names or ("LABEL_0",)
+
     def write(self, model_config: PreTrainedConfig) -> None:
         """Put them into a config, whose model has one output for each class, or one for a number."""
-        names = self.names or ("LABEL_0",)
+        names = self._names_of_outputs
         model_config.problem_type = self.problem_type
         model_config.id2label = dict(enumerate(names))
         model_config.label2id = {name: number for number, name in enumerate(names)}
@@ -131,7 +152,7 @@ def _names(found: Collection[str], model_config: PreTrainedConfig) -> tuple[str,
     """The classes of the model if it knows all that there are, else those of the data: sorted, numbers by size."""
     known = cast(Mapping[int, str], model_config.id2label)
     sides = (set(known.values()), {str(number) for number in known})
-    if found and _is_classifier(model_config) and any(side.issuperset(found) for side in sides):
+    if found and _has_classes(model_config) and any(side.issuperset(found) for side in sides):
         return tuple(known[number] for number in sorted(known))
     numbers = {name: _number(name) for name in found}
     if None in numbers.values():
@@ -139,8 +160,10 @@ def _names(found: Collection[str], model_config: PreTrainedConfig) -> tuple[str,
     return tuple(sorted(found, key=lambda name: (numbers[name], name)))
 
 
-def _is_classifier(model_config: PreTrainedConfig) -> bool:
-    return any(name.endswith("ForSequenceClassification") for name in model_config.architectures or ())
+def _has_classes(model_config: PreTrainedConfig) -> bool:
+    """Whether it is of a classifier, or of an adapter that makes one of a base model."""
+    is_adapted = getattr(model_config, "problem_type", None) is not None
+    return is_adapted or any(name.endswith("ForSequenceClassification") for name in model_config.architectures or ())
 
 
 def _classes_of(value: Any) -> list[str]:

@@ -149,6 +149,8 @@ class TextClassification(Task[TextMicroBatch]):
     ) -> tuple[Task, PreTrainedConfig, RunData]:
         """The classes of the training data become the model's, by their names in its config."""
         labels, data = read_labels(data, model_config, train_config.problem_type, datasets)
+        if train_config.from_peft_checkpoint:
+            labels.check_saved(model_config)
         labels.write(model_config)
         model_config.get_text_config().pad_token_id = processor.pad_token_id
         weights = weights_of_classes(

@@ -37,6 +37,12 @@ def saved_rope(path: str) -> dict[str, Any]:
     return {name: value for name, value in values.items() if name not in LABEL_NAMES}
 
 
+def saved_labels(path: str) -> dict[str, Any]:
+    """The classes in the order of an adapter's head, as in config.json; none if it has no head of its own."""
+    values = read_config_overrides(Path(path).expanduser())
+    return {name: value for name, value in values.items() if name in LABEL_NAMES}
+
+
 def num_virtual_tokens(train: TrainConfig, prefix: PrefixConfig) -> int:
     """Positions that a prefix takes from the rows; 0 without a prefix, or if the saved adapter cannot be read."""
     if not train.use_peft or train.peft_method != "prefix":

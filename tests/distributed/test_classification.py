@@ -209,6 +209,12 @@ def test_an_adapter_keeps_its_head_and_merges_into_a_classifier(
     before = next(event for event in read_metrics(tmp_path / "more") if event["event"] == "eval")
     best = min(event["loss"] for event in read_metrics(tmp_path / "run") if event["event"] == "eval")
     assert before["loss"] == pytest.approx(best, rel=1e-5), "trained on from where it was"
+    write_split(tmp_path / "other.jsonl", [{"text": "a", "label": name} for name in ("glad", "sad", "calm")])
+    more[more.index(str(tmp_path / "data"))] = str(tmp_path / "other.jsonl")
+    more[more.index(str(tmp_path / "more"))] = str(tmp_path / "other")
+    (refused,) = process_group.run(more, 1)
+    assert refused.status == 2
+    assert "the head of this adapter has the classes flat, glad, sad, and the labels of" in refused.stderr
 
 
 def _by_its_card(folder: Path) -> dict[str, Any]:
