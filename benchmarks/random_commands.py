@@ -50,6 +50,7 @@ NEEDED: dict[str, tuple[str, ...]] = {
     "quantization_config": ("--use_peft", "--quantization", "4bit"),
     "preference_config": ("--loss_type", "simpo"),
     "preference_dataset": ("--loss_type", "dpo"),
+    "classification_dataset": ("--task", "text_classification"),
 }
 """What gives the settings of a section an effect. A dataset's section needs the dataset, with data."""
 DATA = {
@@ -63,6 +64,7 @@ DATA = {
     "custom_dataset": "formats/questions.jsonl",
     "caption_dataset": "pictures",
     "preference_dataset": "formats/preferences.jsonl",
+    "classification_dataset": "formats/moods.csv",
 }
 OF_KIND: dict[str, dict[str, str]] = {
     "causal": {"--context_length": "128"},

@@ -77,7 +77,7 @@ def test_a_call_measures_only_what_the_file_lacks_and_a_wrong_cell_is_shown(
     results.write_text("".join(json.dumps(row) + "\n" for row in rows))
     measure_missing(results, [family], list(COLUMNS))
     assert read_cells(results) == cells
-    print_table(cells, [family])
+    print_table(cells, {family.name: family.model}, COLUMNS)
     printed = capsys.readouterr().out
     assert "| **2.0e-05** | refused (1) | refused (1) | 1.0e-07, experts too | refused (1) |" in printed
     assert printed.endswith("1. `--batching_strategy: no`\n")
