@@ -71,7 +71,7 @@ def value_hint(dotted: str, raw: str | list[str]) -> str:
 _LIKE = 0.7
 _LIKE_IN_A_SECTION = 0.65  # a section has few names to confuse
 _SHORTEST_BEGINNING = 3
-_MOST_NAMES = 4  # more names are not a guess
+_MOST_NAMES = 6  # more names are not a guess
 
 
 class _Near(NamedTuple):

@@ -475,7 +475,8 @@ def test_timeout_seconds_is_short_for_step_timeout_seconds() -> None:
         ("--adam_beta3 1", "did you mean --adam_beta1 or --adam_beta2?"),
         (
             "--eval 1",
-            "did you mean --eval_every_steps or --evals_per_epoch or --eval_before_training or --eval_generate?",
+            "did you mean --eval_every_steps or --evals_per_epoch or --eval_before_training or --eval_generate or"
+            " --eval_metric or --eval_json_schema?",
         ),
         ("--context 9", "did you mean --context_length or --context_parallel_size?"),
         ("--fsdp_config.shardng_strategy X", "did you mean --fsdp_config.sharding_strategy?"),
