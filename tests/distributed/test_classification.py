@@ -163,6 +163,14 @@ def test_a_killed_run_goes_on_bit_for_bit(folder: Path, process_group: ProcessGr
     assert_bit_equal(killed, tmp_path / "whole")
 
 
+def test_texts_that_fill_a_row_are_tried_in_shorter_pieces(
+    folder: Path, process_group: ProcessGroup, tmp_path: Path
+) -> None:
+    more = ("--context_length", "8", "--max_train_step", "1", "--batch_size_training", "1", "--global_batch_size", "1")
+    process_group.train(flags_of(folder, "llama", "classes", tmp_path / "run", *PACKED, *more), 1)
+    assert train_events(tmp_path / "run")[0]["num_samples"] == 1
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_tiny_model_learns_generated_texts(
     kind: str, tiny_model: Path, process_group: ProcessGroup, tmp_path: Path
