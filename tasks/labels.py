@@ -249,4 +249,9 @@ def weights_of_classes(asked: Sequence[str], labels: Labels, count: Callable[[],
     weights = {name: _number(weight) for name, weight in given.items()}
     if wrong := next((name for name, weight in weights.items() if weight is None or weight < 0), None):
         raise ConfigError(f"--class_weights: {given[wrong]} of {wrong} is no weight; give a number from 0 on")
-    return tuple(float(weights.get(name) or 0.0) if name in weights else 1.0 for name in labels.names)
+    if len(given) < len(asked):
+        raise ConfigError(f"--class_weights: {', '.join(asked)} gives a class two weights; leave one of them out")
+    found = tuple(float(weights.get(name) or 0.0) if name in weights else 1.0 for name in labels.names)
+    if not any(found):
+        raise ConfigError("--class_weights: all are 0, so nothing would be learned; give one above 0")
+    return found

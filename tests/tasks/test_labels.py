@@ -112,7 +112,13 @@ def test_weights_of_classes() -> None:
     assert weights_of_classes((), labels, count) == ()
     assert weights_of_classes(("balanced",), labels, count) == (2.0, 1.0, pytest.approx(2 / 3))
     assert weights_of_classes(("c=3", "a=0"), labels, count) == (0.0, 1.0, 3.0)
-    for given, said in ((("d=1",), "d is no class"), (("a=x",), "x of a is no weight"), (("a",), "a is no class")):
+    for given, said in (
+        (("d=1",), "d is no class"),
+        (("a=x",), "x of a is no weight"),
+        (("a",), "a is no class"),
+        (("a=1", "a=2"), "a=1, a=2 gives a class two weights"),
+        (("a=0", "b=0", "c=0"), "all are 0"),
+    ):
         with pytest.raises(ConfigError, match=said):
             weights_of_classes(given, labels, count)
     with pytest.raises(ConfigError, match="the labels are numbers"):
