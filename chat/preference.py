@@ -115,7 +115,10 @@ def _prompt(example: Mapping[str, Any], turns: Sequence[Any], read_list: ReadLis
         return turns
     column = next((name for name in PROMPT_TEXTS if example.get(name)), None)
     if column is None:
-        raise BadExample(f"its answer has no prompt; give one in {', '.join(PROMPT_TEXTS)}, messages or conversations")
+        raise BadExample(
+            f"its answer has no prompt; give one in {', '.join(PROMPT_TEXTS)}, messages or conversations, or read "
+            "texts that hold it by --dataset preference_dataset --preference_dataset.as_chat False"
+        )
     if not isinstance(example[column], str) or _is_json(example[column]):
         return read_list(column, example[column])
     has_more = column != "input"  # as in Alpaca's files
