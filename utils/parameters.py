@@ -53,7 +53,9 @@ def mark_vocabulary(model: nn.Module) -> None:
     for module in model.modules():
         own: list[Any] = [module.weight] if isinstance(module, nn.Embedding) else []
         if isinstance(module, PreTrainedModel) and (head := module.get_output_embeddings()) is not None:
-            own.append(head.weight)
+            # By its name: under peft's rows of new tokens the attribute is computed, of what sharding has not replaced.
+            named = head.named_parameters()
+            own += [weight for name, weight in named if name.split(".")[-1] == "weight" and "lora_" not in name]
         for parameter in own:
             setattr(parameter, _OF_VOCABULARY, True)
     for name, parameter in model.named_parameters():

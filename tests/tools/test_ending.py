@@ -50,6 +50,7 @@ WORDS = {
     "tools.generate": "run --prompt Hello",
     "tools.make_tiny_model": "--out tiny",
     "tools.memory_table": "tiny",
+    "tools.teacher_logprobs": "teacher --to rows",
 }
 TOOLS = [f"tools.{file.stem}" for file in sorted((ROOT / "tools").glob("*.py")) if "__main__" in file.read_text()]
 TOOLS += [f"tools.{file.parent.name}" for file in sorted((ROOT / "tools").glob("*/__main__.py"))]
