@@ -65,3 +65,9 @@ def texts_of(pair: AnswerPair | TokenSequence) -> list[TokenSequence]:
 
 def _num_labels(text: TokenSequence) -> int:
     return int((text.labels[1:] != IGNORE_INDEX).sum())  # a first token follows nothing
+
+
+def rows_of_pairs(rows: int, width: int, *, packed: bool) -> tuple[int, int]:
+    """Rows and tokens of a row in a micro-batch of so many rows of the data. A padded one of the data is a pair, whose
+    texts have a row each."""
+    return (rows, width) if packed else (2 * rows, max(2, -(-width // 2)))

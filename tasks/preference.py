@@ -22,7 +22,7 @@ from tasks.causal_batches import CausalMicroBatch, causal_meta_batch
 from tasks.causal_lm import CausalLM
 from tasks.generation import PromptedAnswer
 from tasks.micro_batch import meta_ids
-from tasks.pair_batches import PairCollator, PairMicroBatch, texts_of
+from tasks.pair_batches import PairCollator, PairMicroBatch, rows_of_pairs, texts_of
 from tasks.preference_losses import PreferenceLoss, Preferences
 from tasks.task import BatchForm
 
@@ -114,8 +114,7 @@ class Preference(CausalLM):
         by_offsets: bool,
     ) -> PairMicroBatch:
         (width,) = widths
-        if not packed:  # a row of the data is a pair, whose texts have a row each
-            rows, width = 2 * rows, max(2, -(-width // 2))
+        rows, width = rows_of_pairs(rows, width, packed=packed)
         batch = causal_meta_batch(rows, width, label_share, packed=packed, by_offsets=by_offsets)
         return PairMicroBatch(
             **vars(batch),

@@ -19,7 +19,7 @@ from data.sequences.pairs import AnswerPair, build_pairs
 from data.sequences.reading import Reading
 from data.tokens.encoding import ONE_TEXT
 from tasks.labels import Labels
-from tasks.pair_batches import texts_of
+from tasks.pair_batches import rows_of_pairs, texts_of
 from tasks.task import BatchForm, Task
 from tasks.text_batches import TextCollator, TextMicroBatch
 from tasks.text_classification import TextClassification
@@ -120,8 +120,7 @@ class RewardModel(TextClassification):
         by_offsets: bool,
     ) -> RewardMicroBatch:
         (width,) = widths
-        if not packed:  # a row of the data is a pair, whose texts have a row each
-            rows, width = 2 * rows, max(2, -(-width // 2))
+        rows, width = rows_of_pairs(rows, width, packed=packed)
         given = {"label_share": label_share, "packed": packed, "by_offsets": by_offsets}
         batch = super().meta_batch(model_config, train_config, rows, (width,), **given)  # type: ignore[arg-type]
         values = {field.name: getattr(batch, field.name) for field in fields(batch)}
