@@ -2,9 +2,11 @@
 
     python -m benchmarks.peers.trl_dpo_trainer MODEL_FOLDER --micro_batch 2 --length 4096 --steps 30
 
-Needs trl. Weights are random. The pairs are those of benchmarks/runs/random_rows.py, padded: TRL 1.16 has turned
-`padding_free` of its DPOTrainer off. Prints one JSON object: median tokens/s without padding after warm-up, peak GiB
-allocated, the first step's loss, and the seconds of the pass over the reference.
+Needs trl, and takes Liger's kernels for the layers if they are installed. Weights are random. The pairs are those of
+benchmarks/runs/random_rows.py. TRL 1.16 has turned `padding_free` of its DPOTrainer off, so pairs of like lengths share
+a batch, which leaves as little padding as its collator can. Only steps are timed: reference scores are computed before.
+Prints one JSON object: median tokens/s without padding after warm-up, peak GiB allocated, the losses of the first and
+the last step, the seconds of the pass over the reference, and what part of the batches was padding.
 """
 
 from __future__ import annotations
@@ -15,13 +17,16 @@ import statistics
 import tempfile
 import time
 from typing import Any
+from unittest import mock
 
 import datasets
 import fire
 import peft
 import torch
 import trl
+from torch.utils.data import SequentialSampler
 from transformers import AutoTokenizer
+from transformers.utils import is_liger_kernel_available
 
 from benchmarks.peers.step_times import StepTimes
 from benchmarks.peers.trl_trainer import build
@@ -31,12 +36,15 @@ from utils.units import GIB
 
 
 class TokenizedDPOTrainer(trl.DPOTrainer):
-    """Takes pairs of token ids as they are, and measures the pass over the reference."""
+    """Takes pairs of token ids as they are and in their order, and measures the pass over the reference."""
 
     reference_seconds = 0.0
 
     def _prepare_dataset(self, dataset: Any, *args: Any, **kwargs: Any) -> Any:
         return dataset
+
+    def _get_train_sampler(self, *args: Any, **kwargs: Any) -> SequentialSampler:
+        return SequentialSampler(self.train_dataset)
 
     def _precompute_ref_logps(self, *args: Any, **kwargs: Any) -> Any:
         began = time.perf_counter()
@@ -51,6 +59,45 @@ def columns_of(row: dict[str, Any]) -> dict[str, list[int]]:
     cut = row["sample_lengths"][0]
     prompt = next(place for place, label in enumerate(labels) if label != -100)
     return {"prompt_ids": ids[:prompt], "chosen_ids": ids[prompt:cut], "rejected_ids": ids[cut + prompt :]}
+
+
+def lengths_of(pair: dict[str, list[int]]) -> list[int]:
+    """The tokens of both texts, the longer one first."""
+    return sorted(len(pair["prompt_ids"]) + len(pair[answer]) for answer in ("chosen_ids", "rejected_ids"))[::-1]
+
+
+def make_trainer(
+    model: str, device: torch.device, pairs: list[dict[str, list[int]]], times: StepTimes, **arguments: Any
+) -> TokenizedDPOTrainer:
+    """The trainer, with the reference's scores of all pairs."""
+    # TRL names the file of these scores by a hash of the weights; in a new folder any name will do.
+    with mock.patch("trl.trainer.dpo_trainer.hash_module", return_value="random weights"):
+        return TokenizedDPOTrainer(
+            model=build(model, device, quantized=False),
+            processing_class=AutoTokenizer.from_pretrained(model),
+            train_dataset=datasets.Dataset.from_list(pairs),
+            peft_config=peft.LoraConfig(
+                r=16,
+                lora_alpha=32,
+                lora_dropout=0.0,
+                target_modules=["q_proj", "k_proj", "v_proj", "o_proj"],
+                task_type="CAUSAL_LM",
+            ),
+            callbacks=[times],
+            args=trl.DPOConfig(
+                learning_rate=1e-4,
+                precompute_ref_log_probs=True,
+                max_grad_norm=1.0,
+                bf16=device.type == "cuda",
+                use_cpu=device.type == "cpu",
+                use_liger_kernel=device.type == "cuda" and is_liger_kernel_available(),
+                optim="adamw_torch_fused",
+                report_to="none",
+                save_strategy="no",
+                disable_tqdm=True,
+                **arguments,
+            ),
+        )
 
 
 def main(
@@ -69,49 +116,34 @@ def main(
     """
     device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
     torch.manual_seed(0)
-    tokenizer = AutoTokenizer.from_pretrained(model)
-    rows = [columns_of(row) for row in getattr(random_rows, dataset_function)(None, tokenizer, "train")]
-    num_tokens = sum(2 * len(row["prompt_ids"]) + len(row["chosen_ids"]) + len(row["rejected_ids"]) for row in rows)
-    times, pairs = StepTimes(), 2 * micro_batch
+    rows = getattr(random_rows, dataset_function)(None, AutoTokenizer.from_pretrained(model), "train")
+    per_batch = 2 * micro_batch
+    pairs = sorted(map(columns_of, rows[: steps * per_batch]), key=lengths_of)
+    batches = [pairs[first : first + per_batch] for first in range(0, len(pairs), per_batch)]
+    num_tokens = [sum(sum(lengths_of(pair)) for pair in batch) for batch in batches]
+    num_places = [2 * len(batch) * lengths_of(batch[-1])[0] for batch in batches]
+    times = StepTimes()
     with tempfile.TemporaryDirectory() as folder:
-        trainer = TokenizedDPOTrainer(
-            model=build(model, device, quantized=False),
-            processing_class=tokenizer,
-            train_dataset=datasets.Dataset.from_list(rows),
-            peft_config=peft.LoraConfig(
-                r=16,
-                lora_alpha=32,
-                lora_dropout=0.0,
-                target_modules=["q_proj", "k_proj", "v_proj", "o_proj"],
-                task_type="CAUSAL_LM",
-            ),
-            callbacks=[times],
-            args=trl.DPOConfig(
-                output_dir=folder,
-                max_steps=steps,
-                per_device_train_batch_size=pairs,
-                max_length=length // 4,
-                learning_rate=1e-4,
-                precompute_ref_log_probs=True,
-                gradient_checkpointing=activation_checkpointing,
-                max_grad_norm=1.0,
-                bf16=device.type == "cuda",
-                use_cpu=device.type == "cpu",
-                optim="adamw_torch_fused",
-                report_to="none",
-                save_strategy="no",
-                logging_strategy="steps",
-                logging_steps=steps + 1,
-                logging_first_step=True,
-                disable_tqdm=True,
-            ),
+        trainer = make_trainer(
+            *(model, device, pairs, times),
+            output_dir=folder,
+            max_steps=steps,
+            per_device_train_batch_size=per_batch,
+            max_length=length // 4,
+            gradient_checkpointing=activation_checkpointing,
+            logging_steps=1,
         )
         trainer.train()
+    losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+    rates = [tokens / seconds for tokens, seconds in zip(num_tokens, times.seconds, strict=True)]
     figures = {
-        "tokens_per_second": pairs * num_tokens / len(rows) / statistics.median(times.seconds[WARMUP_STEPS:]),
+        "tokens_per_second": statistics.median(rates[WARMUP_STEPS:]),
         "peak_gib": torch.cuda.max_memory_allocated() / GIB if device.type == "cuda" else math.nan,
-        "first_loss": trainer.state.log_history[0]["loss"],
+        "first_loss": losses[0],
+        "last_loss": losses[-1],
         "reference_seconds": trainer.reference_seconds,
+        "padding": 1 - sum(num_tokens) / sum(num_places),
+        "liger": trainer.args.use_liger_kernel,
     }
     print(json.dumps(figures), flush=True)
 
