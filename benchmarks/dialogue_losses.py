@@ -1,18 +1,20 @@
 """Losses on the shipped dialogues, as a run chooses to compute them and as it need not: the models of today.
 
     python -m benchmarks.dialogue_losses --rows qwen3-moe-lora gpt-oss-lora-packed     # rows of training_speed
+    python -m benchmarks.dialogue_losses --rows qwen3-8b-lora gemma3-lora --layers 4 --length 1024 --at_once 8
     python -m benchmarks.dialogue_losses --rows tiny-lora --length 256                  # a CPU
 
-Each row trains twenty steps by default flags, uncompiled, and by transformers' own attention; their batches are the
-same, so are their losses. Packed rows and padded ones hold other dialogues in a step, so the loss of all of them is
+Each row trains twenty steps compiled, uncompiled, and by transformers' own attention; their batches are the same, so
+are their losses. Packed rows and padded ones hold other dialogues in a step, so the loss of all of them is
 compared before training (at a learning rate of nearly nothing).
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import tempfile
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,8 +24,9 @@ from benchmarks.runs.shapes import make_shape
 from benchmarks.training_speed import ROWS, Workload
 
 DIALOGUES = ["--dataset", "samsum_dataset", "--samsum_dataset.data_path", "datasets/samples/dialogue_summary"]
+Losses = tuple[list[float], float]  # of the steps, and of the validation dialogues after them
 WAYS: dict[str, list[str]] = {
-    "default": [],
+    "compiled": ["--compile"],  # by default a run this short would not be
     "uncompiled": ["--compile", "False"],
     "transformers' attention": ["--use_fast_kernels", "False", "--compile", "False"],
 }
@@ -31,8 +34,8 @@ PADDED = ["--batching_strategy", "padding"]
 UNTRAINED = ["--lr", "1e-12"]
 
 
-def losses(row: Workload, flags: list[str], steps: int, folder: Path) -> tuple[list[float], float]:
-    """The losses of the steps, and that of the validation dialogues after them.
+def losses(row: Workload, flags: list[str], steps: int, folder: Path) -> Losses:
+    """Train for some steps.
 
     Raises:
         RuntimeError: the run failed.
@@ -56,19 +59,37 @@ def _but(words: list[str], others: list[str]) -> list[str]:
     return [word for part in parts if part[0] not in others for word in part]
 
 
-def line(name: str, row: Workload, steps: int, at_once: int) -> str:
-    """A row of the table; so many of its runs share the GPU."""
-    with tempfile.TemporaryDirectory() as temporary, ThreadPoolExecutor(at_once) as pool:
-        folder = Path(temporary)
-        make_shape(folder / row.shape, row.shape)
-        runs = {way: pool.submit(losses, row, flags, steps, folder) for way, flags in WAYS.items()}
-        untrained = [pool.submit(losses, row, [*UNTRAINED, *flags], 1, folder) for flags in ([], PADDED)]
-        found = {way: run.result()[0] for way, run in runs.items()}
-        packed, padded = (run.result()[1] for run in untrained)
-    default = found.pop("default")
-    apart = [max(abs(a - b) / b for a, b in zip(default, other, strict=True)) for other in found.values()]
-    cells = [name, f"{default[0]:.4f} -> {default[-1]:.4f}", *(f"{most:.1e}" for most in apart)]
+def begin(row: Workload, steps: int, folder: Path, pool: ThreadPoolExecutor) -> dict[str, Future[Losses]]:
+    """The runs of a row: three ways of twenty steps, and two of none, packed and padded."""
+    runs = {way: pool.submit(losses, row, flags, steps, folder) for way, flags in WAYS.items()}
+    for batches, flags in {"packed": [], "padded": PADDED}.items():
+        runs[batches] = pool.submit(losses, row, [*UNTRAINED, *flags], 1, folder)
+    return runs
+
+
+def line(name: str, runs: dict[str, Future[Losses]]) -> str:
+    """A row of the table."""
+    failed = {way: str(run.exception()) for way, run in runs.items() if run.exception()}
+    if failed:
+        return f"| {name} | failed: {failed} |"
+    found = {way: run.result() for way, run in runs.items()}
+    compiled = found["compiled"][0]
+    apart = [
+        max(abs(a - b) / b for a, b in zip(compiled, other, strict=True))
+        for other in (found[way][0] for way in WAYS if way != "compiled")
+    ]
+    packed, padded = found["packed"][1], found["padded"][1]
+    cells = [name, f"{compiled[0]:.4f} -> {compiled[-1]:.4f}", *(f"{most:.1e}" for most in apart)]
     return f"| {' | '.join([*cells, f'{abs(packed - padded) / padded:.1e}'])} |"
+
+
+def cut(folder: Path, num_layers: int) -> None:
+    """Leave a model folder without weights so many of its layers."""
+    config = json.loads((folder / "config.json").read_text())
+    config["num_hidden_layers"] = num_layers
+    if kinds := config.get("layer_types"):
+        config["layer_types"] = kinds[:num_layers]
+    (folder / "config.json").write_text(json.dumps(config))
 
 
 def main() -> None:
@@ -76,13 +97,23 @@ def main() -> None:
     parser.add_argument("--rows", nargs="+", choices=sorted(ROWS), required=True)
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--length", type=int, help="tokens of a row, instead of the row's")
+    parser.add_argument("--layers", type=int, help="layers of the shape, instead of all: the table says so")
     parser.add_argument("--at_once", type=int, default=1, help="runs that share the GPU: losses need no quiet")
     options = parser.parse_args()
     print("| row | losses | uncompiled, at most apart | transformers' attention | padded, before training |")
     print("|---|---|---|---|---|", flush=True)
-    for name in options.rows:
-        row = replace(ROWS[name], length=options.length or ROWS[name].length)
-        print(line(name, row, options.steps, options.at_once), flush=True)
+    with tempfile.TemporaryDirectory() as temporary, ThreadPoolExecutor(options.at_once) as pool:
+        begun = {}
+        for name in options.rows:
+            row = replace(ROWS[name], length=options.length or ROWS[name].length)
+            if not (Path(temporary) / row.shape).exists():
+                make_shape(Path(temporary) / row.shape, row.shape)
+                if options.layers:
+                    cut(Path(temporary) / row.shape, options.layers)
+            cut_name = f"{name}, {options.layers} layers" if options.layers else name
+            begun[cut_name] = begin(row, options.steps, Path(temporary), pool)
+        for name, runs in begun.items():
+            print(line(name, runs), flush=True)
 
 
 if __name__ == "__main__":

@@ -122,6 +122,7 @@ R8, R16 = ["--lora_config.r", "8"], ["--lora_config.r", "16"]
 MOE, DOCUMENTS = "qwen3-30b-a3b-16layers", "get_documents"
 TODAY = {
     "qwen3-8b-lora": Workload("qwen3-8b", 2, 4096, ON_ATTENTION),
+    "gemma3-lora": Workload("gemma3-4b", 2, 4096, ON_ATTENTION, dataset_function=DOCUMENTS),
     "qwen3-moe-lora": Workload(MOE, 2, 4096, ON_ATTENTION),
     "qwen3-moe-lora-experts": Workload(MOE, 2, 4096, [*ON_ALL, *R16]),
     "qwen3-moe-qlora-experts": Workload(MOE, 2, 4096, [*ON_ALL_IN_4_BITS, *R16]),

@@ -154,6 +154,22 @@ TODAY: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": True,
     },
 }
+# Gemma 3 4B without its tower (Google, 2025), from its published config.json
+TODAY["gemma3-4b"] = {
+    "model_type": "gemma3_text",
+    "architectures": ["Gemma3ForCausalLM"],
+    "hidden_size": 2560,
+    "intermediate_size": 10240,
+    "num_hidden_layers": 34,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "sliding_window": 1024,
+    "query_pre_attn_scalar": 256,
+    "vocab_size": 262208,
+    "max_position_embeddings": 131072,
+    "tie_word_embeddings": True,
+}
 TODAY["qwen3-30b-a3b-16layers"] = TODAY["qwen3-30b-a3b"] | {"num_hidden_layers": 16}
 TODAY["gpt-oss-20b-12layers"] = TODAY["gpt-oss-20b"] | {"num_hidden_layers": 12}
 
