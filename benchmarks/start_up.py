@@ -4,8 +4,9 @@
     python -m benchmarks.start_up --shape llama8b --batch 2 --length 4096 -- --pure_bf16 --use_peft
     python -m benchmarks.start_up --shape tiny --length 512 --batch 2                                   on a CPU
 
-Random rows and weights of a named shape. Four starts: with the files that a start reads dropped from the system's cache
-(other processes that use them keep them there) and nothing compiled before; files cached; compiled code kept; again.
+Random rows and weights of a named shape. The first start finds nothing compiled, and the files that it reads dropped
+from the system's cache (other processes that use them keep them there); the second finds files and compiled code. With
+--starts 3 a third finds files, and nothing compiled.
 The run is one of --steps steps, and is ended after the third: whether it compiles depends on its length.
 """
 
@@ -23,26 +24,42 @@ from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 
-from benchmarks.runs.launch import ROOT
-from benchmarks.runs.shapes import SHAPES, make_shape
 from tools.network.one_machine import compiles_at_each_start
 
+ROOT = Path(__file__).resolve().parents[1]
 CACHES = ("TORCHINDUCTOR", "TRITON", "FLASH_ATTENTION_CUTE_DSL")  # as in utils/compiled_code.py
-STARTS = ("cold files, nothing compiled", "warm files, nothing compiled", "compiled code kept", "the same again")
+STARTS = {
+    "cold files, nothing compiled": "compiled-1",
+    "warm files, compiled code kept": "compiled-1",
+    "warm files, nothing compiled": "compiled-2",
+}
+"""The kinds of start, in their order, and the folder in which each finds compiled code."""
+
 STEPS_PER_EPOCH = 4  # one more than are looked at
 BETWEEN_SAMPLES = 1 << 18  # bytes
-FILES_READ = """
+PREPARE = """
 import json, sys, finetuning
+from pathlib import Path
 specs = [spec for module in list(sys.modules.values()) if (spec := vars(module).get("__spec__"))]
 files = {str(spec.cached or spec.origin) for spec in specs}
 files |= {line.split(maxsplit=5)[-1].strip() for line in open("/proc/self/maps") if ".so" in line}
+from benchmarks.runs.shapes import make_shape
+make_shape(Path(sys.argv[1]), sys.argv[2])
 print(json.dumps(sorted(file for file in files if file.startswith("/"))))
 """
+"""In a process of its own: this one must keep none of these files in memory, or they could not be dropped."""
 
 
-def files_of_imports() -> list[Path]:
-    """The bytecode and libraries that `import finetuning` reads. It is imported in a process of its own."""
-    done = subprocess.run([sys.executable, "-c", FILES_READ], cwd=ROOT, capture_output=True, text=True, check=True)
+def prepare(model: Path, shape: str) -> list[Path]:
+    """Make a model folder. Returns the bytecode and libraries that `import finetuning` reads.
+
+    Raises:
+        SystemExit: if there is no such shape.
+    """
+    command = [sys.executable, "-c", PREPARE, str(model), shape]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(f"{done.stderr}\nerror: --shape {shape}: no model folder was made")
     return [path for path in map(Path, json.loads(done.stdout.splitlines()[-1])) if path.is_file()]
 
 
@@ -99,7 +116,7 @@ def table(columns: Sequence[dict[str, float]], states: Mapping[str, Sequence[str
     """
     rows = [[name, *words] for name, words in states.items()]
     rows += [[name, *(f"{column[name]:.2f}" for column in columns)] for name in columns[0]]
-    heading = f"| | {' | '.join(STARTS[: len(columns)])} |\n|---|" + "---:|" * len(columns)
+    heading = f"| | {' | '.join(list(STARTS)[: len(columns)])} |\n|---|" + "---:|" * len(columns)
     return "\n".join([heading, *(f"| {' | '.join(row)} |" for row in rows)])
 
 
@@ -112,43 +129,41 @@ def flags_of(model: Path, options: argparse.Namespace) -> list[str]:
     return [*flags, *options.flags]
 
 
-def measure(flags: list[str], folder: Path, environment: dict[str, str]) -> str:
-    """Four starts; a table of them."""
+def measure(flags: list[str], files: Sequence[Path], folder: Path, num_starts: int) -> str:
+    """As many starts; a table of them."""
     columns, states = [], dict[str, list[str]]({"files cached before": [], "compiled code before, MiB": []})
-    files = files_of_imports()
-    size = sum(path.stat().st_size for path in files) / 2**20
-    print(f"imports read {len(files):,} files of {size:,.0f} MiB")
-    for number, name in enumerate(STARTS):
-        caches = folder / f"compiled-{min(number, 1)}"  # those of the first start go
-        variables = {f"{library}_CACHE_DIR": str(caches / library) for library in CACHES}
+    for number, (name, place) in enumerate(list(STARTS.items())[:num_starts]):
         if number == 0:
             forget(files)
         share = share_cached(files)
         states["files cached before"].append("unknown" if share is None else f"{100 * share:.0f} %")
-        states["compiled code before, MiB"].append(f"{mebibytes_in(caches):.1f}")
+        states["compiled code before, MiB"].append(f"{mebibytes_in(folder / place):.1f}")
         print(f"{name}: ", end="", flush=True)
+        caches = {f"{library}_CACHE_DIR": str(folder / place / library) for library in CACHES}
         output = ["--output_dir", str(folder / f"run-{number}")]
-        columns.append(start([*flags, *output], folder / f"parts-{number}.json", environment | variables))
+        columns.append(start([*flags, *output], folder / f"parts-{number}.json", os.environ | caches))
     return table(columns, states)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shape", choices=sorted(SHAPES), default="tinyllama")
+    parser.add_argument("--shape", default="tinyllama", help="one of benchmarks/runs/shapes.py")
     parser.add_argument("--length", type=int, default=2048)
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--steps", type=int, default=1000, help="of the run, at least 3")
+    parser.add_argument("--starts", type=int, choices=range(1, len(STARTS) + 1), default=2)
     parser.add_argument("flags", nargs="*", help="of finetuning.py, after --")
     options = parser.parse_args()
     uncompiled = [name for name in ("torch", "transformers") if compiles_at_each_start(name)]
     bytecode = f"not that of {', '.join(uncompiled)}" if uncompiled else "kept"
     print(f"torch {version('torch')}, transformers {version('transformers')}, Python's bytecode: {bytecode}")
     with tempfile.TemporaryDirectory() as temporary:
-        model = Path(temporary) / options.shape
-        make_shape(model, options.shape)
-        rows = options.batch * min(options.steps, STEPS_PER_EPOCH)
-        environment = os.environ | {"ROW_LENGTH": str(options.length), "NUM_ROWS": str(rows)}
-        print(measure(flags_of(model, options), Path(temporary), environment))
+        folder, rows = Path(temporary), options.batch * min(options.steps, STEPS_PER_EPOCH)
+        os.environ.update(ROW_LENGTH=str(options.length), NUM_ROWS=str(rows))
+        files = prepare(folder / options.shape, options.shape)
+        size = sum(path.stat().st_size for path in files) / 2**20
+        print(f"imports read {len(files):,} files of {size:,.0f} MiB")
+        print(measure(flags_of(folder / options.shape, options), files, folder, options.starts))
 
 
 if __name__ == "__main__":

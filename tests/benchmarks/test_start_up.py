@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -54,6 +56,15 @@ def test_the_table_has_the_caches_first() -> None:
         "| imports | 5.00 | 4.00 |",
         "| other | 0.50 | 0.25 |",
     ]
+
+
+def test_the_command_itself_keeps_no_library_of_a_run_in_memory() -> None:
+    """Their files could not be dropped from the system's cache, so no start would be cold."""
+    loaded = (
+        "import sys, benchmarks.start_up; print([name for name in ('torch', 'transformers') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", loaded], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
 
 
 def test_files_leave_the_systems_cache(tmp_path: Path) -> None:
