@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.runs.shapes import SHAPES, make_shape
-from benchmarks.training_speed import FSDP, Workload, run
+from benchmarks.runs.workload import Workload
+from benchmarks.training_speed import FSDP, run
 
 GB = 1e9
 

@@ -21,7 +21,8 @@ from pathlib import Path
 from benchmarks.runs.launch import launch
 from benchmarks.runs.measurements import read_events
 from benchmarks.runs.shapes import make_shape
-from benchmarks.training_speed import ROWS, Workload
+from benchmarks.runs.workload import Workload
+from benchmarks.training_speed import ROWS
 
 DIALOGUES = ["--dataset", "samsum_dataset", "--samsum_dataset.data_path", "datasets/samples/dialogue_summary"]
 Losses = tuple[list[float], float]  # of the steps, and of the validation dialogues after them

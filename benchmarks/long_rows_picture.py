@@ -7,17 +7,18 @@ Measured points are those of tests/planning/long_rows.csv.
 
 from __future__ import annotations
 
-import csv
 import json
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
+from benchmarks.long_rows import read_lines
 from benchmarks.runs.launch import ROOT
+from benchmarks.runs.long_workloads import LONG_QLORA
 from benchmarks.runs.shapes import make_shape
-from benchmarks.training_speed import LONG_QLORA
 
+SHAPE = "llama8b-long"
 LENGTHS = [2**power for power in range(14, 20)]  # tokens
 WAYS = {"tiles": "--tile_tokens 8192", "tiles, offloaded": "--tile_tokens 8192 --activation_offloading"}
 
@@ -35,14 +36,13 @@ def plan(length: int, flags: str, folder: Path) -> tuple[float, float]:
 def main(path: str) -> None:
     from matplotlib import pyplot
 
-    with (ROOT / "tests/planning/long_rows.csv").open() as table:
-        measured = list(csv.DictReader(table))
+    measured = [line for line in read_lines(ROOT / "tests/planning/long_rows.csv") if line["shape"] == SHAPE]
     figure, axes = pyplot.subplots(1, 2, figsize=(10, 4), layout="constrained")
     with tempfile.TemporaryDirectory() as temporary:
-        make_shape(Path(temporary) / "model", "llama8b-long")
+        make_shape(Path(temporary) / "model", SHAPE)
         for way, flags in WAYS.items():
             plans = [plan(length, flags, Path(temporary)) for length in LENGTHS]
-            points = [row for row in measured if row["flags"] == flags]
+            points = [row for row in measured if row["flags"] == " ".join([*LONG_QLORA, *flags.split()])]
             for axis, planned, column in zip(axes, zip(*plans, strict=True), ("peak_gib", "seconds"), strict=True):
                 (line,) = axis.plot(LENGTHS, planned, label=f"{way}, planned")
                 lengths = [int(row["tokens"]) for row in points]

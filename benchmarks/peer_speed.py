@@ -30,8 +30,8 @@ import torch
 from benchmarks.runs.launch import ROOT
 from benchmarks.runs.measurements import WARMUP_STEPS
 from benchmarks.runs.shapes import make_random_weights, make_shape
+from benchmarks.runs.workload import Workload
 from benchmarks.training_speed import ROWS as WORKLOADS
-from benchmarks.training_speed import Workload
 from benchmarks.training_speed import run as run_ours
 
 ROWS = {

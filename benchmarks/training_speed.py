@@ -16,19 +16,18 @@ import argparse
 import statistics
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from benchmarks.runs.launch import ROOT, UNCOMPILED, launch
+from benchmarks.runs.launch import UNCOMPILED, launch
+from benchmarks.runs.long_workloads import LONG_ROWS
 from benchmarks.runs.measurements import WARMUP_STEPS, read_events
 from benchmarks.runs.shapes import make_shape
-
-LORA = ["--use_peft"]
-
+from benchmarks.runs.workload import LORA, ON_ALL, R8, R16, Workload
 
 WITH_LESS_MEMORY = """
 import runpy, sys, torch
@@ -37,23 +36,6 @@ torch.cuda.set_per_process_memory_fraction(float(sys.argv[1]) * 2**30 / total)
 sys.argv = sys.argv[2:]
 runpy.run_path(sys.argv[0], run_name="__main__")
 """
-
-
-@dataclass(frozen=True)
-class Workload:
-    shape: str
-    micro_batch: int
-    length: int
-    flags: list[str] = field(default_factory=list)
-    nproc: int = 1
-    accumulation: int = 1
-    dataset_function: str = "get_rows"  # of benchmarks/runs/random_rows.py
-    num_sharing: int = 1  # ranks that share each row
-    gpu_memory_gib: float | None = None  # limit of the allocator, as if the GPU were smaller
-
-    @property
-    def global_batch(self) -> int:
-        return self.micro_batch * self.accumulation * self.nproc // self.num_sharing
 
 
 COMPILED, FSDP = ["--pure_bf16", "--compile"], ["--enable_fsdp", "--compile"]
@@ -116,9 +98,7 @@ OFFLOADED = ["--optimizer_cpu_offload", "--activation_checkpointing", "full"]
 ROWS["llama8b-mixed-batch8"] = Workload("llama8b", 2, 4096, ["--compile", *OFFLOADED], accumulation=4)
 # The models of today, by default flags but for the adapter: whether they pack and fit is the run's own choice.
 ON_ATTENTION = [*LORA, "--lora_config.target_modules", "q_proj,k_proj,v_proj,o_proj", "--lora_config.r", "16"]
-ON_ALL = [*LORA, "--lora_config.target_modules", "all-linear"]
 ON_ALL_IN_4_BITS = [*ON_ALL, "--quantization", "4bit", "--use_double_quant"]
-R8, R16 = ["--lora_config.r", "8"], ["--lora_config.r", "16"]
 MOE, DOCUMENTS = "qwen3-30b-a3b-16layers", "get_documents"
 TODAY = {
     "qwen3-8b-lora": Workload("qwen3-8b", 2, 4096, ON_ATTENTION),
@@ -150,23 +130,14 @@ for name, flags, documents in (("", [], "get_rows"), ("-packed", [], "get_docume
 # Padded rows that windows cut: by the kernel, and with transformers' dense masks.
 for name, flags in (("", ["--batching_strategy", "padding"]), ("-masks", EAGER)):
     ROWS[f"windows-padded{name}"] = Workload("tinyllama-windows", 2, 4096, [*COMPILED, *flags])
-# One long row: what layers hold at a time, whole and in tiles; kept on the device, and in host memory.
-LONG_QLORA = [*ON_ALL, *R16, "--quantization", "4bit", "--compile", "--activation_checkpointing", "full"]
-for length, (tiles, flags), (kept, more) in product(
-    (32768, 65536, 131072),
-    {"": ["--tile_tokens", "0"], "-tiles": ["--tile_tokens", "8192"]}.items(),
-    {"": [], "-offloaded": ["--activation_offloading"], "-auto": ["--activation_offloading", "auto"]}.items(),
-):
-    ROWS[f"llama8b-long-{length}{tiles}{kept}"] = Workload("llama8b-long", 1, length, [*LONG_QLORA, *flags, *more])
-OFFLOADED_TILES = ["--tile_tokens", "8192", "--activation_offloading"]
-ROWS["llama8b-long-262144-tiles-offloaded"] = Workload("llama8b-long", 1, 262144, [*LONG_QLORA, *OFFLOADED_TILES])
-# The same row on one GPU, and shared by two or four.
-for length, n in product((65536, 131072), (1, 2, 4)):
-    flags = [*LONG_QLORA, "--tile_tokens", "8192"]
-    ROWS[f"llama8b-shared-{length}-{n}"] = Workload("llama8b-long", 1, length, flags, nproc=n, num_sharing=n)
+ROWS |= LONG_ROWS
 SUITES = {
-    "shared-rows": [name for name in ROWS if "-shared-" in name and not name.endswith("-4")],
-    "long": [name for name in ROWS if "-long-" in name],
+    "shared-rows": [f"llama8b-shared-{length}-{n}" for length in (65536, 131072) for n in (1, 2)],
+    "long": [
+        name
+        for name in LONG_ROWS
+        if name.startswith("llama8b-long-") and not name.endswith(("-full-on-host", "-shared-2"))
+    ],
     "offloading": [f"llama8b-long-{length}{kept}" for length in (32768, 65536) for kept in ("", "-offloaded")],
     "windows": ["windows-padded", "windows-padded-masks"],
     "sinks": ["gpt-oss-lora-packed", "gpt-oss-lora", "gpt-oss-lora-eager"],
@@ -198,21 +169,11 @@ def run(name: str, row: Workload, steps: int, extra: list[str], folder: Path, gp
     before = read_events(output)
     if before and before[-1].get("status") == "finished":
         return before
-    flags = ["--model_name", str(model), "--random_weights", "--output_dir", str(output), "--overwrite"]
-    flags += ["--dataset", f"{ROOT}/benchmarks/runs/random_rows.py:{row.dataset_function}", "--run_validation", "False"]
-    flags += ["--context_length", str(row.length), "--batch_size_training", str(row.micro_batch)]
-    flags += ["--gradient_accumulation_steps", str(row.accumulation)]
-    flags += ["--max_train_step", str(steps), "--num_epochs", "100", "--save_model", "False"]
-    if "--save_every_steps" not in extra:
-        flags += ["--save_every_steps", "0", "--save_every_minutes", "0"]
-    flags += ["--context_parallel_size", str(row.num_sharing)] if row.num_sharing > 1 else []
-    flags += [*row.flags, *extra]
-    if "--compile" not in flags:
-        flags.append("--compile")  # by default so few steps are not, but they stand for many
+    flags = row.words(model, output, steps, extra)
     by_torchrun = row.nproc > 1 or "--enable_fsdp" in flags
     launcher = f"torchrun --nproc_per_node {row.nproc}" if by_torchrun else "python"
     print("$", launcher, "finetuning.py", *flags, flush=True)
-    environment = {"ROW_LENGTH": str(row.length), "NUM_ROWS": str(row.global_batch * steps)}
+    environment = row.variables(steps)
     if gpu is not None:
         environment["CUDA_VISIBLE_DEVICES"] = str(gpu)
     less_memory = ["-c", WITH_LESS_MEMORY, str(row.gpu_memory_gib)] if row.gpu_memory_gib else []

@@ -42,10 +42,12 @@ def run(script: ModuleType, request: dict[str, Any]) -> dict[str, Any]:
     if "torch._dynamo" in sys.modules:
         torch._dynamo.reset()
     gc.collect()
+    left = 0
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
-    return {"steps": counters.steps, "peak_bytes": peak}
+        left = torch.cuda.memory_allocated()
+    return {"steps": counters.steps, "peak_bytes": peak, "left_bytes": left}
 
 
 def main() -> None:

@@ -51,17 +51,34 @@ class RunWorkers:
             raise ValueError(f"{world_size} ranks cannot share {num_gpus} GPUs evenly")
         self._processes: list[subprocess.Popen[bytes]] = []
 
-    def run(self, flags: Sequence[str], limit_seconds: float) -> list[RankEnd]:
-        """Run a command line on all ranks. Those that have not ended after `limit_seconds` are killed."""
-        deadline = time.monotonic() + limit_seconds
+    def start(self) -> None:
+        """Start the processes, which import what a run needs, unless they are there."""
         if not self._processes:
             self._processes = [self._start() for _ in range(self.world_size)]
+
+    def run(
+        self,
+        flags: Sequence[str],
+        limit_seconds: float,
+        variables: Mapping[str, str] | None = None,
+        *,
+        by_torchrun: bool = False,
+    ) -> list[RankEnd]:
+        """Run a command line on all ranks. Those that have not ended after `limit_seconds` are killed.
+
+        Args:
+            variables: of this run's environment.
+            by_torchrun: tell one rank, too, that it is one.
+        """
+        deadline = time.monotonic() + limit_seconds
+        self.start()
         outputs = [self.folder / f"output-{rank}" for rank in range(self.world_size)]
         port = str(free_port())
         for rank, (process, output) in enumerate(zip(self._processes, outputs, strict=True)):
             output.unlink(missing_ok=True)
-            variables = _as_torchrun(rank, self.world_size, self.num_parts, port) if self.world_size > 1 else {}
-            request = {"flags": list(flags), "variables": variables, "output": str(output)}
+            told = by_torchrun or self.world_size > 1
+            of_rank = _as_torchrun(rank, self.world_size, self.num_parts, port) if told else {}
+            request = {"flags": list(flags), "variables": of_rank | dict(variables or {}), "output": str(output)}
             assert process.stdin is not None
             process.stdin.write(json.dumps(request).encode() + b"\n")
             process.stdin.flush()

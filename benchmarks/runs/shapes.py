@@ -66,6 +66,7 @@ SHAPES["smollm2-12layers"] = {
 }
 SHAPES["smollm2-12layers-all-heads"] = SHAPES["smollm2-12layers"] | {"num_key_value_heads": 9}
 SHAPES["llama8b-long"] = SHAPES["llama8b"] | {"max_position_embeddings": 2**20}  # for rows longer than it was made for
+SHAPES["llama8b-8layers"] = SHAPES["llama8b-long"] | {"num_hidden_layers": 8}
 SHAPES["llama70b-60layers"] = SHAPES["llama70b"] | {"num_hidden_layers": 60}
 
 # t5-small (Raffel et al., 2020) and bart-base (Lewis et al., 2020), from their published config.json

@@ -1,29 +1,39 @@
-"""Plans of long rows beside runs of one H100 80GB (torch 2.11, 26 November 2026; docs/long-rows.md)."""
+"""Plans of long rows beside runs of one and two H100s (torch 2.11, from 26 November 2026 on; docs/long-rows.md).
+
+benchmarks/long_rows.py measures them, and writes lines of this form.
+"""
 
 from __future__ import annotations
 
-import csv
 import json
 from pathlib import Path
 
 import pytest
 
 import finetuning
+from benchmarks.long_rows import plan_words, read_lines
 from benchmarks.runs.shapes import make_shape
-from benchmarks.training_speed import LONG_QLORA
 
-with (Path(__file__).parent / "long_rows.csv").open() as table:
-    MEASURED = list(csv.DictReader(table))
+MEASURED = [line for line in read_lines(Path(__file__).parent / "long_rows.csv") if not line["allocator"]]
+NUM_LOOSE = 4
+"""How many peaks may be more than 5 % off the plan."""
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("row", MEASURED, ids=lambda row: row["row"])
-def test_a_plan_has_the_peak_and_the_seconds_that_were_measured(row: dict[str, str], tmp_path: Path) -> None:
-    make_shape(tmp_path / "model", "llama8b-long")
-    words = ["--model_name", str(tmp_path / "model"), *LONG_QLORA, *row["flags"].split()]
-    words += ["--context_length", row["tokens"], "--batch_size_training", "1", "--dry_run"]
-    words += ["--dry_run_hardware", "1xH100-80GB", "--dry_run_json", str(tmp_path / "plan.json")]
-    assert finetuning.main(words) == 0
-    plan = json.loads((tmp_path / "plan.json").read_text())
-    assert plan["peak_gib"] == pytest.approx(float(row["peak_gib"]), rel=0.1)
-    assert plan["seconds_per_step"] == pytest.approx(float(row["seconds"]), rel=0.1)
+def test_plans_have_the_peaks_and_the_seconds_that_were_measured(tmp_path: Path) -> None:
+    plans = {line["row"]: plan_of(line, tmp_path) for line in MEASURED}
+    peaks = {line["row"]: plans[line["row"]]["peak_gib"] / float(line["peak_gib"]) - 1 for line in MEASURED}
+    assert [row for row, apart in peaks.items() if abs(apart) > 0.1] == [], peaks
+    assert sum(abs(apart) > 0.05 for apart in peaks.values()) <= NUM_LOOSE, peaks
+    timed = [line for line in MEASURED if line["seconds"]]
+    seconds = {line["row"]: plans[line["row"]]["seconds_per_step"] / float(line["seconds"]) - 1 for line in timed}
+    assert [row for row, apart in seconds.items() if abs(apart) > 0.15] == [], seconds
+
+
+def plan_of(line: dict[str, str], folder: Path) -> dict[str, float]:
+    model, plan = folder / line["shape"], folder / "plan.json"
+    if not model.exists():
+        make_shape(model, line["shape"])
+    assert finetuning.main(plan_words(line, model, plan)) == 0
+    found: dict[str, float] = json.loads(plan.read_text())
+    return found
