@@ -8,12 +8,25 @@ from benchmarks.families.image_parts import EXPERTS, MROPE, PATCH, SIDE, TEXT, h
 from data.processors.without_videos import for_images
 
 _QWEN = ("<|vision_start|>", "<|image_pad|>", "<|vision_end|>", "<|video_pad|>")
+QWEN_IMAGE = "<|vision_start|><|image_pad|><|vision_end|>"
+"""What Qwen-VL's chat templates write for an image."""
 
 
-def _qwen(config_class: Any, processor_class: Any, vision: dict[str, Any], text: dict[str, Any], **more: Any) -> Any:
+def qwen_model(
+    config_class: Any,
+    processor_class: Any,
+    vision: dict[str, Any],
+    text: dict[str, Any],
+    pixels: tuple[int, int] = (256, 4 * SIDE**2),
+) -> Any:
+    """The config and the processor of a Qwen-VL of these sizes, and of tiny ones where none are given.
+
+    Args:
+        pixels: of an image, at least and at most.
+    """
     tokenizer = tokenizer_with(*_QWEN)
-    size = {"shortest_edge": 256, "longest_edge": 4 * SIDE**2}
-    images = hf.Qwen2VLImageProcessorPil(patch_size=PATCH, size=size)
+    size = dict(zip(("shortest_edge", "longest_edge"), pixels, strict=True))
+    images = hf.Qwen2VLImageProcessorPil(patch_size=vision.get("patch_size", PATCH), size=size)
     processor = for_images(processor_class)(images, tokenizer)
     processor.video_settings = {"video_processor_type": "Qwen2VLVideoProcessor"}
     start, image, end, video = ids_of(tokenizer, _QWEN)
@@ -24,20 +37,19 @@ def _qwen(config_class: Any, processor_class: Any, vision: dict[str, Any], text:
         video_token_id=video,
         vision_start_token_id=start,
         vision_end_token_id=end,
-        **more,
     )
     return config, processor
 
 
 def qwen2_vl() -> Any:
     vision: dict[str, Any] = {"embed_dim": 32, "hidden_size": 32, "mlp_ratio": 2}
-    return _qwen(hf.Qwen2VLConfig, hf.Qwen2VLProcessor, vision, {})
+    return qwen_model(hf.Qwen2VLConfig, hf.Qwen2VLProcessor, vision, {})
 
 
 def qwen2_5_vl() -> Any:
     vision: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 48, "out_hidden_size": 32}
     vision |= {"window_size": 2 * PATCH, "fullatt_block_indexes": [1]}
-    return _qwen(hf.Qwen2_5_VLConfig, hf.Qwen2_5_VLProcessor, vision, {})
+    return qwen_model(hf.Qwen2_5_VLConfig, hf.Qwen2_5_VLProcessor, vision, {})
 
 
 _QWEN3_TOWER: dict[str, Any] = {
@@ -51,12 +63,12 @@ _QWEN3_TOWER |= {"deepstack_visual_indexes": [0]}
 
 def qwen3_vl() -> Any:
     text = {"head_dim": 8}
-    return _qwen(hf.Qwen3VLConfig, hf.Qwen3VLProcessor, _QWEN3_TOWER, text)
+    return qwen_model(hf.Qwen3VLConfig, hf.Qwen3VLProcessor, _QWEN3_TOWER, text)
 
 
 def qwen3_vl_moe() -> Any:
     text = {"head_dim": 8} | EXPERTS
-    return _qwen(hf.Qwen3VLMoeConfig, hf.Qwen3VLProcessor, _QWEN3_TOWER, text)
+    return qwen_model(hf.Qwen3VLMoeConfig, hf.Qwen3VLProcessor, _QWEN3_TOWER, text)
 
 
 _GLM = ("<|begin_of_image|>", "<|image|>", "<|end_of_image|>", "<|video|>", "<|begin_of_video|>", "<|end_of_video|>")

@@ -13,17 +13,29 @@ from typing import Any, NamedTuple
 import torch
 from transformers import AutoModelForImageTextToText
 
-from benchmarks.families.image_grids import glm4v, glm4v_moe, glm46v, qwen2_5_vl, qwen2_vl, qwen3_vl, qwen3_vl_moe
-from benchmarks.families.image_parts import PATCH, SIDE, TEXT, TOWER, hf, ids_of, square, tokenizer_with
+from benchmarks.families.image_grids import (
+    QWEN_IMAGE,
+    glm4v,
+    glm4v_moe,
+    glm46v,
+    qwen2_5_vl,
+    qwen2_vl,
+    qwen3_vl,
+    qwen3_vl_moe,
+)
+from benchmarks.families.image_parts import (
+    PATCH,
+    SIDE,
+    TEXT,
+    TOWER,
+    chat_template,
+    hf,
+    ids_of,
+    square,
+    tokenizer_with,
+)
 from benchmarks.families.random_weights import set_weights
 from data.processors.without_videos import for_images
-
-_ROLES = (
-    "{%% for m in messages %%}{{ '<s>' + m['role'] + '\n' }}{%% if m['content'] is string %%}{{ m['content'] }}"
-    "{%% else %%}{%% for c in m['content'] %%}{%% if c['type'] == 'image' %%}%s{%% elif 'text' in c %%}{{ c['text'] }}"
-    "{%% endif %%}{%% endfor %%}{%% endif %%}{{ '</s>\n' }}{%% endfor %%}"
-    "{%% if add_generation_prompt %%}{{ '<s>assistant\n' }}{%% endif %%}"
-)
 
 
 class ImageFamily(NamedTuple):
@@ -45,7 +57,7 @@ class ImageFamily(NamedTuple):
 def save_family(family: ImageFamily, folder: Path) -> None:
     """Save the tiny model and its processor."""
     config, processor = family.make()
-    processor.chat_template = _ROLES % family.placeholder
+    processor.chat_template = chat_template(family.placeholder)
     model = AutoModelForImageTextToText.from_config(config, dtype=torch.float32)
     set_weights(model)
     model.save_pretrained(folder)
@@ -247,14 +259,13 @@ def _paligemma() -> Any:
     return config, processor
 
 
-_QWEN_IMAGE = "<|vision_start|><|image_pad|><|vision_end|>"
 _GLM_IMAGE = "<|begin_of_image|><|image|><|end_of_image|>"
 
 IMAGE_FAMILIES: dict[str, ImageFamily] = {
-    "qwen2_vl": ImageFamily("Qwen/Qwen2-VL-7B-Instruct", qwen2_vl, _QWEN_IMAGE),
-    "qwen2_5_vl": ImageFamily("Qwen/Qwen2.5-VL-7B-Instruct", qwen2_5_vl, _QWEN_IMAGE),
-    "qwen3_vl": ImageFamily("Qwen/Qwen3-VL-4B-Instruct", qwen3_vl, _QWEN_IMAGE),
-    "qwen3_vl_moe": ImageFamily("Qwen/Qwen3-VL-30B-A3B-Instruct", qwen3_vl_moe, _QWEN_IMAGE),
+    "qwen2_vl": ImageFamily("Qwen/Qwen2-VL-7B-Instruct", qwen2_vl, QWEN_IMAGE),
+    "qwen2_5_vl": ImageFamily("Qwen/Qwen2.5-VL-7B-Instruct", qwen2_5_vl, QWEN_IMAGE),
+    "qwen3_vl": ImageFamily("Qwen/Qwen3-VL-4B-Instruct", qwen3_vl, QWEN_IMAGE),
+    "qwen3_vl_moe": ImageFamily("Qwen/Qwen3-VL-30B-A3B-Instruct", qwen3_vl_moe, QWEN_IMAGE),
     "gemma3": ImageFamily("google/gemma-3-4b-it", _gemma3, "<start_of_image>"),
     "smolvlm": ImageFamily(
         "HuggingFaceTB/SmolVLM2-2.2B-Instruct",

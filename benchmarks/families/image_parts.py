@@ -42,3 +42,20 @@ def ids_of(tokenizer: Any, tokens: Sequence[str]) -> list[int]:
 
 def square(**more: Any) -> dict[str, Any]:
     return {"size": {"height": SIDE, "width": SIDE}} | more
+
+
+_ROLES = (
+    "{%% for m in messages %%}{{ '<s>' + m['role'] + '\n' }}{%% if m['content'] is string %%}{{ m['content'] }}"
+    "{%% else %%}{%% for c in m['content'] %%}{%% if c['type'] == 'image' %%}%s{%% elif 'text' in c %%}{{ c['text'] }}"
+    "{%% endif %%}{%% endfor %%}{%% endif %%}{{ '</s>\n' }}{%% endfor %%}"
+    "{%% if add_generation_prompt %%}{{ '<s>assistant\n' }}{%% endif %%}"
+)
+
+
+def chat_template(placeholder: str) -> str:
+    """Turns of `<s>ROLE`, text and `</s>`.
+
+    Args:
+        placeholder: what stands for an image.
+    """
+    return _ROLES % placeholder

@@ -11,7 +11,10 @@ from functools import cache
 from types import MappingProxyType
 from typing import Any
 
-from transformers import AutoConfig, AutoImageProcessor
+from transformers import AutoConfig
+
+# From its own file: the name in `transformers` asks for torchvision up to 5.17, whichever backend is wanted.
+from transformers.models.auto.image_processing_auto import AutoImageProcessor
 from transformers.models.auto.processing_auto import PROCESSOR_MAPPING
 from transformers.models.auto.video_processing_auto import get_video_processor_config
 
