@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -357,9 +358,9 @@ def test_disks_that_other_hosts_may_write_to_are_told_from_this_machines(
 # A whole run
 
 
-def endless(bench: Bench, *given: str) -> list[str]:
+def endless(bench: Bench, *given: str, before_reading: str = "") -> list[str]:
     """Many short steps, a checkpoint now and then."""
-    rows = bench.dataset_function("return [{'input_ids': [5, 6, 7], 'labels': [5, 6, 7]}] * 64")
+    rows = bench.dataset_function(f"{before_reading}return [{{'input_ids': [5, 6, 7], 'labels': [5, 6, 7]}}] * 64")
     steps = ["--num_epochs", "999"]
     for flag, value in (("--save_every_steps", "50"), ("--run_validation", "False")):
         steps += [] if flag in given else [flag, value]
@@ -390,12 +391,22 @@ def test_of_two_runs_begun_at_the_same_moment_one_is_refused(
     bench: Bench, launch: Callable[..., RunningCommand]
 ) -> None:
     """Both with --resume auto, and an empty folder; there is one line for each step, and every checkpoint is good."""
-    flags = endless(bench, "--resume", "auto", "--max_train_step", "150")
+    # Each reads its rows after it has found no checkpoint, and before it takes the folder. There they meet.
+    meet = f"""\
+        import pathlib, time
+        here = pathlib.Path({str(bench.folder)!r})
+        (here / f"reads-{{os.getpid()}}").touch()
+        while len(list(here.glob("reads-*"))) < 2:
+            time.sleep(0.01)
+        """
+    flags = endless(bench, "--resume", "auto", "--max_train_step", "150", before_reading=textwrap.dedent(meet))
     runs = [launch(*flags) for _ in range(2)]
     statuses = [run.wait(300)[0] for run in runs]
     logs = [run.log.read_text() for run in runs]
     assert sorted(statuses) == [0, 2], logs
-    assert re.search("error: .*(is in use by a run on|another run wrote into)", logs[statuses.index(2)])
+    # The other run has written its name into its lock, has not yet, or has ended since.
+    refusal = "error: .*(is in use by a run (on|that has just begun)|another run wrote into)"
+    assert re.search(refusal, logs[statuses.index(2)]), logs
     assert trained_steps(bench.output) == list(range(1, 151))
     assert [damage(folder) for folder in checkpoints(bench.output / "checkpoints")] == ["", ""]
 
