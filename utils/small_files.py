@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 SMALL_BYTES = 2**26
+_PART_BYTES = 2**20
 _MOST_NESTED = 100
 _MOST_TABLES = 10**6  # and lists: a YAML file of a kilobyte may name one of its lists a billion times
 _HALF_A_PAIR = re.compile(rb"\\u[dD][89a-fA-F]")  # how JSON writes half of a surrogate pair
@@ -55,11 +56,15 @@ def read_bytes(path: Path, *, most_bytes: int = SMALL_BYTES) -> bytes:
         OSError: if it cannot be read, is a pipe, a device or a folder, or is larger than `most_bytes`.
         ValueError: if the path holds a NUL.
     """
+    data = bytearray()
     with open_regular(path) as file:
-        data = file.read(most_bytes + 1)  # and no more, whatever size the file system tells
+        # In parts: `read(n)` takes n bytes of memory for a file of any size, and an account of memory that has run out
+        # needs files, too. Whatever size the file system tells, no more is read than is allowed.
+        while len(data) <= most_bytes and (part := file.read(_PART_BYTES)):
+            data += part
     if len(data) > most_bytes:
         raise OSError(errno.EFBIG, f"larger than {most_bytes / 2**20:,.0f} MiB", str(path))
-    return data
+    return bytes(data)
 
 
 def read_text(path: Path, *, encoding: str = "utf-8", most_bytes: int = SMALL_BYTES) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tracemalloc
 from itertools import pairwise
 from pathlib import Path
 
@@ -31,6 +32,18 @@ def test_a_regular_file_is_read_and_nothing_else(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="larger than 0 MiB"):
         read_bytes(file, most_bytes=6)
     assert (is_there(file), is_there(tmp_path / "none"), is_there(file / "x")) == (True, False, False)
+
+
+def test_a_small_file_takes_little_memory_whatever_size_is_allowed(tmp_path: Path) -> None:
+    """Where memory has run out, run.yaml is read for the account of it."""
+    (tmp_path / "file").write_bytes(b"a" * 5_000)
+    tracemalloc.start()
+    try:
+        assert read_bytes(tmp_path / "file") == b"a" * 5_000
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 4 * 2**20
 
 
 @pytest.mark.parametrize(
