@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import mmap
 import shlex
 import socket
 import traceback
@@ -39,6 +40,7 @@ from utils.small_files import read_json
 from utils.units import GIB
 
 RESERVE_BYTES = 2**26
+_UNTOUCHED = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
 
 Where = Callable[[], tuple[int, str]]
 """Tells the step that the main thread is at, and its activity (`supervision.main_thread.Position`)."""
@@ -94,8 +96,9 @@ class OutOfMemoryReport:
             argv: the run's flags.
         """
         self.argv, self.config, self.env, self.where = list(argv), config, env, where
-        # Address space of a CPU for the account, given back when memory has run out. Nothing touches it meanwhile.
-        self._reserve = bytearray(RESERVE_BYTES) if env.device.type == "cpu" else None
+        # Address space of a CPU for the account, given back when memory has run out. Nothing touches it meanwhile: a
+        # bytearray of this size would be written to, which makes its pages resident and takes as long as a refusal.
+        self._reserve = mmap.mmap(-1, RESERVE_BYTES, flags=_UNTOUCHED) if env.device.type == "cpu" else None
         self.ledger: MemoryLedger | None = None
         self.folder: Path | None = None
         self.checkpointing: Checkpointing | None = None
