@@ -74,6 +74,7 @@ def import_everything() -> None:
 
     for family in FAMILIES.values():
         AutoModelForCausalLM._model_mapping[type(family.config)]  # imports the model's module
+    atexit.unregister(importlib.import_module("torch._dynamo.utils").dump_compile_times)  # 12 ms of each fork's end
     compiled_script()
     get_checkpoint_conversion_mapping("llama")  # makes a table that every saved model needs: 0.3 s
     assert not hasattr(tqdm.std.TqdmDefaultWriteLock, "mp_lock"), "forks would share tqdm's lock"
