@@ -179,7 +179,7 @@ def test_a_tiny_model_learns_generated_texts(
     argv = ["--task", "text_classification", "--model_name", str(tiny_model), "--output_dir", str(tmp_path / "run")]
     argv += ["--dataset", "classification_dataset", "--classification_dataset.data_path", str(tmp_path / kind)]
     argv += ["--context_length", "64", "--lr", "3e-3", "--num_workers_dataloader", "0", "--batch_size_training", "1"]
-    argv += ["--num_epochs", "4", "--best_metric", "correlation" if kind == "numbers" else "macro_f1"]
+    argv += ["--num_epochs", "2", "--best_metric", "correlation" if kind == "numbers" else "macro_f1"]
     process_group.train(argv, 1)
     evaluation = [event for event in read_metrics(tmp_path / "run") if event["event"] == "eval"][-1]
     if kind == "numbers":

@@ -63,7 +63,7 @@ def test_it_learns_two_questions_about_two_pictures_and_their_order(tmp_path: Pa
     write_questions(tmp_path / "data", "train", NUM_TRAIN, seed=0)
     flags = ["--model_name", str(model), "--output_dir", str(tmp_path / "run"), "--dataset", "chat_dataset"]
     flags += ["--chat_dataset.data_path", str(tmp_path / "data"), "--run_validation", "False", "--seed", "1"]
-    flags += ["--context_length", "256", "--num_epochs", "3", "--lr", "3e-3", "--scheduler", "cosine"]
+    flags += ["--context_length", "256", "--num_epochs", "2", "--lr", "3e-3", "--scheduler", "cosine"]
     flags += ["--warmup_steps", "20", "--gradient_clipping", "--save_every_steps", "0", "--mixed_precision", "False"]
     done = run_command(*flags)
     assert done.returncode == 0, done.stderr

@@ -21,7 +21,7 @@ def test_it_learns_to_caption_pictures(tmp_path: Path) -> None:
     save_pictures(tmp_path / "pictures", NUM_TRAIN, seed=0)
     flags = ["--model_name", str(model), "--output_dir", str(tmp_path / "run"), "--dataset", "caption_dataset"]
     flags += ["--caption_dataset.data_path", str(tmp_path / "pictures"), "--run_validation", "False"]
-    flags += ["--batch_size_training", "32", "--num_epochs", "10", "--lr", "3e-3", "--scheduler", "cosine"]
+    flags += ["--batch_size_training", "32", "--num_epochs", "5", "--lr", "3e-3", "--scheduler", "cosine"]
     done = run_command(*flags, "--warmup_steps", "20", "--gradient_clipping", "--save_every_steps", "0")
     assert done.returncode == 0, done.stderr
 
