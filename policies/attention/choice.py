@@ -12,10 +12,9 @@ Padded rows need neither: padding is on the right, where causal attention never 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import torch
-from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AttentionInterface, PreTrainedConfig, PreTrainedModel
+from transformers import AttentionInterface, PreTrainedConfig, PreTrainedModel
 
 from configs.run import RunConfig
 from configs.train_settings.data import DEFAULT_CONTEXT_LENGTH
@@ -24,7 +23,7 @@ from data.batches.packing import Offsets
 from policies.attention.functions import attention_by_flash_4, attention_by_offsets
 from policies.attention.packed_images import keep_images_apart
 from policies.attention.packing_leaks import LEAKS
-from policies.linear_attention.choice import why_padded
+from policies.linear_attention.choice import stateful_class, why_padded
 from policies.linear_attention.layers import state_layers
 from policies.mixed_precision import Precision
 from utils.compat import (
@@ -91,7 +90,7 @@ def keep_documents_apart(
         if is_shifted:
             raise ConfigError(f"--batching_strategy: {reason}; give --batching_strategy padding")
         return config
-    if reason is None and (model_class := _stateful_class(model_config)) is not None:
+    if reason is None and (model_class := stateful_class(model_config)) is not None:
         reason = why_padded(model_class, model_type)
     if reason is None:
         return config
@@ -120,15 +119,6 @@ def _keep_chunks(config: RunConfig, model_config: PreTrainedConfig) -> RunConfig
         )
     note = f"--batching_strategy is padding: {reason}"
     return replace(config, train_config=replace(train, batching_strategy="padding"), notes=(*config.notes, note))
-
-
-def _stateful_class(model_config: PreTrainedConfig) -> Any:
-    """The model's class if its layers pass a state from token to token, as Mamba's and Qwen3-Next's do."""
-    for config in (model_config, model_config.get_text_config()):
-        model_class = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
-        if getattr(model_class, "_is_stateful", False):  # no public name
-            return model_class
-    return None
 
 
 def choose_attention(

@@ -9,6 +9,7 @@ from transformers import PreTrainedConfig
 
 from configs.adaptation import CANNOT_TRACE_DORA, why_not_compiled, why_optimizer_not_compiled
 from configs.run import RunConfig
+from policies.linear_attention.choice import why_slow_to_compile
 from utils.device import DeviceFacts
 
 KNOWN_TO_COMPILE = frozenset(
@@ -47,7 +48,7 @@ def decide_compilation(
     compiles = config.train_config.compile
     if compiles is not None:
         return _decided(config, compiles=compiles)
-    obstacle = _what_hinders(config, device, was_compiled)
+    obstacle = _what_hinders(config, device, was_compiled) or why_slow_to_compile(model_config)
     if obstacle is None and is_planned and model_config.model_type not in KNOWN_TO_COMPILE:
         obstacle = (
             f"a run tries at its start whether {model_config.model_type} layers compile; the plan takes it that they "

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import nn
-from transformers import PreTrainedModel
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, PreTrainedConfig, PreTrainedModel
 
 from policies.linear_attention.kernels import find_kernels, missing_packages
 from policies.linear_attention.layers import packages_of, state_layers, tell_documents_apart
 from utils.device import DeviceFacts
+
+
+def stateful_class(model_config: PreTrainedConfig) -> Any:
+    """The model's class if its layers pass a state from token to token, as Mamba's and Qwen3-Next's do."""
+    for config in (model_config, model_config.get_text_config()):
+        model_class = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
+        if getattr(model_class, "_is_stateful", False):  # no public name
+            return model_class
+    return None
 
 
 def why_padded(model_class: type[nn.Module], model_type: str) -> str | None:
@@ -19,6 +30,21 @@ def why_padded(model_class: type[nn.Module], model_type: str) -> str | None:
     if missing is None:
         return None
     return f"{missing}, the documents of a packed row of {model_type} models would be computed one after another"
+
+
+def why_slow_to_compile(model_config: PreTrainedConfig) -> str | None:
+    """Why compiling layers of such a model takes too long, as a clause; None if it does not.
+
+    Without its kernel a delta rule is a loop over chunks of tokens, and one over those of a chunk, each turn of which
+    becomes code of its own: on an H200, 1,496 tokens of Qwen3.5-4B's shape had not compiled after 450 s (torch 2.11).
+    """
+    model_class = stateful_class(model_config)
+    if "fla" not in (packages_of(model_class) or set() if model_class else set()):
+        return None
+    missing = missing_packages(["fla"])
+    if missing is None:
+        return None
+    return f"{missing}, the loop of {model_config.model_type}'s delta rule takes many minutes to compile"
 
 
 def use_offsets_in_states(model: PreTrainedModel, device: DeviceFacts, *, packed: bool) -> list[str]:

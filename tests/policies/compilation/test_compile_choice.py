@@ -15,6 +15,7 @@ from planning.machines.hardware import parse_hardware
 from planning.machines.planned_environment import planned_environment
 from planning.planned_run import plan_of
 from policies.compilation.choice import decide_compilation
+from policies.linear_attention import kernels
 from resolving.resolved import resolve
 from tests.helpers.no_compiler import agreeing_without_compiler
 from tests.helpers.processes import ProcessGroup
@@ -63,6 +64,19 @@ def test_a_run_tries_layers_that_a_plan_takes_for_uncompiled_unless_their_family
     planned = decide_compilation(config, T5, GPU, is_planned=True)
     assert planned.train_config.compile is False
     assert planned.notes[-1].startswith("--compile auto is False: a run tries at its start whether t5 layers compile;")
+
+
+@pytest.mark.parametrize("is_there", [False, True])
+def test_a_delta_rule_without_its_kernel_is_not_compiled_unless_it_was_asked_for(
+    is_there: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kernels, "is_there", lambda package: is_there)
+    states, default = AutoConfig.for_model("qwen3_5_text"), parse_flags(["--model_name", "m"])
+    decided = decide_compilation(default, states, GPU)
+    assert decided.train_config.compile is is_there
+    assert is_there or decided.notes[-1].startswith("--compile auto is False: without flash-linear-attention (pip ")
+    asked = parse_flags(["--model_name", "m", "--compile"])
+    assert decide_compilation(asked, states, GPU).train_config.compile is True
 
 
 @pytest.mark.parametrize(
