@@ -87,7 +87,7 @@ def plan_of(
     resolved = with_choice(resolve(config, env, resumed_size=resumed_size), checkpointing)
     rows = rows_of_run(resolved, data.lengths, eval_lengths=data.eval_lengths, is_start=data.is_start)
     if data.label_share is not None:
-        rows = replace(rows, label_share=data.label_share, image_share=data.image_share)
+        rows = replace(rows, label_share=data.label_share, image_share=data.image_share, teacher_size=data.teacher_size)
     model = build_planned_model(resolved, env, num_embeddings=data.num_embeddings, new_tokens=data.new_tokens)
     if config.train_config.activation_offloading == "auto":
         model = with_offloading(model, 0)  # until it is chosen

@@ -15,6 +15,7 @@ from data.batches.packing import Offsets
 from policies.activations.checkpointing import Checkpointing, checkpoint_layers, checkpointing_mode
 from policies.activations.offloading import Offloaded, Offloading, num_offloaded
 from policies.activations.transfers import transfers_for
+from policies.adapters.folder import saved_parts
 from policies.apply_policies import Policies, adapt_model, shard_and_fill
 from policies.attention.choice import choose_attention, rows_that_need_offsets
 from policies.attention.vision_encoders import read_images_apart
@@ -175,6 +176,7 @@ def build_for_training(
         env,
         num_rows=num_embeddings,
         new_parts=new_parts(empty.model) if task.HEAD == "texts" else (),
+        in_adapter=saved_parts(config.train_config),
     )
     print_rank_zero(env, *empty.notes, *weights.notes)
     fallback = None

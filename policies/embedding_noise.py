@@ -36,10 +36,7 @@ class EmbeddingNoise:
             alpha: the scale of the noise; 0: none.
             steps_taken: the optimizer steps before this one.
         """
-        self._alpha, self._seed, self._steps_taken = alpha, seed, steps_taken
-        self._rows: NoisyRows | None = None
-        if alpha:
-            embedding.register_forward_hook(self._add)
+        self._embedding, self._alpha, self._seed, self._steps_taken = embedding, alpha, seed, steps_taken
 
     def adding(self, summed_loss: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
         """The loss of a task; a training model's embeddings are noisy while it is computed.
@@ -60,16 +57,13 @@ class EmbeddingNoise:
     @contextmanager
     def _on(self, batch: Any) -> Iterator[None]:
         draw = draw_of(self._seed, self._steps_taken())
-        self._rows = rows_of(batch.input_ids, batch.position_ids, batch.row_lengths, self._alpha, draw)
-        try:
-            yield
-        finally:
-            self._rows = None
+        rows = rows_of(batch.input_ids, batch.position_ids, batch.row_lengths, self._alpha, draw)
 
-    def _add(self, embedding: nn.Module, args: Any, output: torch.Tensor) -> torch.Tensor:
-        if self._rows is None:
-            return output
-        return output + noise_of(self._rows, output.shape[-1], output.dtype).view(output.shape)
+        def add(embedding: nn.Module, args: Any, output: torch.Tensor) -> torch.Tensor:
+            return output + noise_of(rows, output.shape[-1], output.dtype).view(output.shape)
+
+        with self._embedding.register_forward_hook(add):
+            yield
 
 
 def noise_of(rows: NoisyRows, size: int, dtype: torch.dtype) -> torch.Tensor:

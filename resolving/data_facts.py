@@ -11,6 +11,7 @@ from data.batches.row_counts import row_counts
 from data.batches.rows import Rows
 from data.pipeline import RunData
 from data.processors.tokenizer_loading import added_token_ids, num_rows_needed, tokenizer_of
+from data.sequences.token_columns import TEACHER_IDS
 from data.sequences.tokenized import Sequences
 from data.tokens.labels import IGNORE_INDEX
 from resolving.resolved import Resolved
@@ -26,6 +27,7 @@ class DataFacts:
     eval_lengths: tuple[np.ndarray, ...] | None = None  # of each validation row; None without validation, too
     label_share: float | None = None  # of the training tokens, those that have a loss
     image_share: float | None = None  # of the longest row, as many tokens as stand for images in the row with the most
+    teacher_size: int = 0  # of the training rows, the likeliest tokens of a teacher at each token; 0: they have none
     counts: np.ndarray | None = None  # of each training row (`data.batches.row_counts`); None for a stream, too
     eval_counts: np.ndarray | None = None  # of each validation row; None without validation, too
     num_embeddings: int = 0  # rows that the tokenizer needs
@@ -57,6 +59,7 @@ def facts_of_data(data: RunData, processor: Processor, resolved: Resolved) -> Da
         eval_lengths=None if data.evaluation is None else _lengths(data.evaluation, data.eval_rows),
         label_share=label_share,
         image_share=_image_share(data.train, data.train_rows),
+        teacher_size=_teacher_size(data.train),
         counts=None if data.train_rows is None else row_counts(data.train_rows),
         eval_counts=None if data.eval_rows is None else row_counts(data.eval_rows),
     )
@@ -71,6 +74,11 @@ def _image_share(sequences: Sequences, rows: Rows | None) -> float | None:
         images = np.add.reduceat(images[rows.indices], rows.offsets[:-1])
         lengths = rows.lengths
     return float(images.max() / lengths.max())
+
+
+def _teacher_size(sequences: Sequences) -> int:
+    teacher = sequences.of_tokens.get(TEACHER_IDS)
+    return 0 if teacher is None else int(teacher.shape[1])
 
 
 def _lengths(sequences: Sequences, rows: Rows | None) -> tuple[np.ndarray, ...]:

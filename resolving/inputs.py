@@ -13,8 +13,9 @@ from configs.run import RunConfig
 from data.pipeline import RunData, load_data
 from data.processors.tokenizer_loading import num_rows_needed, special_ids, tokenizer_of
 from data.sequences.ends import begins_with, end_ids
-from data.sequences.token_columns import TEACHER, TEACHER_IDS, WEIGHTS, TokenArrays
+from data.sequences.token_columns import TEACHER, TEACHER_IDS, WEIGHTS
 from data.tokens.encoding import OneText
+from data.tokens.labels import IGNORE_INDEX
 from policies.adapters.folder import saved_labels
 from policies.config_overrides import override
 from policies.loading import build_model
@@ -94,7 +95,7 @@ def read_inputs(config: RunConfig, env: Environment, checkpoint: Checkpoint | No
     config = resolved.config
     generation = _generation_of(resolved, data, processor, vocab_size, env)
     notes = [*resolved.notes, *data.notes, *data.epoch_notes(resolved.batches)]
-    notes += [*template_notes(config, tokenizer_of(processor)), *column_notes(config, data.train.of_tokens)]
+    notes += [*template_notes(config, tokenizer_of(processor)), *column_notes(config, data)]
     print_rank_zero(env, *config.notes, *notes, *(generation.notes if generation else ()))
     width = replace(resolved.widths[0], limit=resolved.began_with.packed_length or resolved.context_length)
     return Inputs(
@@ -143,14 +144,21 @@ def template_notes(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> lis
     ]
 
 
-def column_notes(config: RunConfig, of_tokens: TokenArrays) -> list[str]:
+def column_notes(config: RunConfig, data: RunData) -> list[str]:
     """Lines on weights and a teacher in the training data.
 
     Raises:
-        ConfigError: if a teacher was asked for, and there is none.
+        ConfigError: if all that is learned has the weight 0, or a teacher was asked for and there is none.
     """
-    notes, share = [], config.train_config.teacher_weight
+    notes, share, of_tokens = [], config.train_config.teacher_weight, data.train.of_tokens
     if (weights := of_tokens.get(WEIGHTS)) is not None:
+        is_whole = data.train_rows is not None  # of a stream only the beginning is known
+        if is_whole and not weights[data.train.labels != IGNORE_INDEX].any():
+            flags = [f"--{name}.weight_column: " for name, source in config.sources.items() if source.weight_column]
+            raise ConfigError(
+                f"{flags[0] if flags else '--dataset: '}the weight of every label token in the training data is 0, so "
+                "nothing would be learned; give weights above 0, or leave the column out"
+            )
         notes.append(f"weights: the loss of each token is multiplied by its own, {weights.mean():.3g} on average")
     if (ids := of_tokens.get(TEACHER_IDS)) is not None:
         notes.append(

@@ -167,6 +167,10 @@ class Task(ABC, Generic[Batch]):
     the share of label tokens that the model holds most likely, and the mean entropy of its probabilities at them, in
     nats."""
 
+    COMPUTES_HEAD_TWICE: ClassVar[bool] = False
+    """Whether training computes the head twice: its loss is known of all label tokens alone
+    (`policies.loss.objectives`)."""
+
     OWN_SETTINGS: ClassVar[tuple[str, ...]] = ()
     """The fields of TrainConfig that only tasks which list them take."""
 

@@ -118,6 +118,7 @@ def step_parts(
     hidden_share: float,
     exchange_seconds: float = 0.0,
     host_transfer_seconds: float = 0.0,
+    update_seconds: float = 0.0,
     host_bytes_per_second: float = HOST_BYTES_PER_SECOND,
     overlapped_seconds: float = 0.0,
 ) -> StepParts:
@@ -126,7 +127,8 @@ def step_parts(
     Args:
         copied_bytes: read and written around collectives, in a step.
         communication: seconds of a step's collectives.
-        exchange_seconds: of collectives that computing waits for, of ranks that share rows.
+        exchange_seconds: of collectives that computing waits for: of ranks that share rows, or update whole matrices.
+        update_seconds: of the optimizer's own matrix products.
         host_transfer_seconds: of a step's copies between device and host.
         host_bytes_per_second: this rank's share of its node's.
         overlapped_seconds: of computing, beside which the optimizer may work in host memory.
@@ -143,6 +145,7 @@ def step_parts(
         other_kernels=num_micro_batches * other + copies,
         host_launches=waits,
         optimizer=optimizer.device_bytes / rates.memory_bytes
+        + update_seconds
         + max(0.0, optimizer.host_bytes / host_bytes_per_second - overlapped_seconds),
         host_transfers=host_transfer_seconds,
         communication=communication - hidden + exchange_seconds,
@@ -200,6 +203,10 @@ def plan_time(
     ranks_per_node = min(world_size, hardware.cards_per_node)
     communication = seconds_per_step(strategy, traffic, speeds) if world_size > 1 else 0.0
     exchanges = num_micro_batches * exchange_seconds(planned, counts, speeds, ranks_per_node)
+    if optimizer.num_exchanges:
+        sharing = speeds.node if layout.strategy == "HYBRID_SHARD" else speeds.world
+        exchanges += sharing.all_gather.seconds(optimizer.exchanged_bytes, optimizer.num_exchanges)
+    own_rates = kernel_rates(hardware.card, "bf16") or rates
     work = work or micro_batch_work(planned, counts)
     host_bytes_per_second = 1e9 * _HOST_LINK_SHARE * (hardware.card.host_gb_per_second or math.inf)
     computing = sum(work.device_seconds(rates))
@@ -218,6 +225,7 @@ def plan_time(
         hidden_share=hidden_share,
         exchange_seconds=exchanges,
         host_transfer_seconds=transfers + gathered / host_bytes_per_second + num_micro_batches * moving,
+        update_seconds=optimizer.product_flops / own_rates.matrix_flops,
         host_bytes_per_second=HOST_BYTES_PER_SECOND / ranks_per_node,
         overlapped_seconds=hidden,
     )

@@ -24,7 +24,7 @@ from policies.optimizers.build import state_bytes
 from policies.optimizers.kind import kind_of
 from policies.quantization.float8_linear import FrozenFloat8Linear
 from policies.tiling.tiles import tiled_parts
-from tasks.flops import flops_per_token, share_in_windows
+from tasks.flops import flops_per_token, matrices_of, share_in_windows
 from utils.parameters import Counted, count_weights, packed_weights
 
 MOVES_COMPILED, MOVES_EAGER = 7.6, 20.6
@@ -64,6 +64,9 @@ class OptimizerWork:
     device_bytes: float  # read and written in device memory
     host_bytes: float  # the same in host memory, if the optimizer steps there
     transfer_bytes: float  # between the device and host memory
+    product_flops: float = 0.0  # of its own matrix products, in bf16
+    exchanged_bytes: float = 0.0  # of whole parameters that ranks gather and send
+    num_exchanges: int = 0
 
 
 def micro_batch_work(planned: PlannedModel, counts: BatchCounts, *, trains: bool = True) -> MicroBatchWork:
@@ -79,6 +82,7 @@ def micro_batch_work(planned: PlannedModel, counts: BatchCounts, *, trains: bool
     tiled = {id(p) for part in tiled_parts(planned.adapted.base) for p in part.parameters()}
     num_passes = passes(planned) if trains else 1.0
     float8 = float8_weights(planned.adapted, planned.resolved)
+    of_head = {id(matrix.parameter) for matrix in matrices_of(model)[0]} if task.COMPUTES_HEAD_TWICE else set()
     without_attention = counts._replace(num_attended_pairs=0, num_decoder_pairs=0, num_cross_pairs=0)
 
     def total(cost: Callable[[Counted], float]) -> float:
@@ -87,7 +91,7 @@ def micro_batch_work(planned: PlannedModel, counts: BatchCounts, *, trains: bool
     def recomputed(matrix: Counted) -> float:
         """FLOPs per token. The last product of a layer is not recomputed: nothing in backward needs it. A tile is
         computed again as a whole, in any mode."""
-        if trains and id(matrix.parameter) in tiled:
+        if trains and id(matrix.parameter) in tiled | of_head:
             return 2 * matrix.num_weights
         if not trains or id(matrix.parameter) in last:
             return 0.0
@@ -209,7 +213,11 @@ def optimizer_work(planned: PlannedModel) -> OptimizerWork:
         return OptimizerWork(0.0, update + norm, 0.0)  # copies of its layers are counted with the layout's traffic
     if fsdp.optimizer_cpu_offload:
         return OptimizerWork(norm, update, 2 * own)
-    return OptimizerWork(update + norm, 0.0, 0.0)
+    kind = kind_of(fsdp.optimizer)
+    flops = sum(map(kind.product_flops, trained)) / shares  # ranks that share parameters take turns
+    whole = [p for p in trained if kind.product_flops(p)] if kind.steps_whole and shares > 1 else []
+    exchanged = 2 * 2 * sum(parameter.numel() for parameter in whole)  # bf16, gathered once and sent once
+    return OptimizerWork(update + norm, 0.0, 0.0, flops, exchanged, 2 * len(whole))
 
 
 def _share_of_layers(planned: PlannedModel, *modes: str) -> float:

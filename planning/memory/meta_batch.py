@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import torch
+
 from resolving.resolved import Resolved
+from tasks.causal_batches import CausalMicroBatch
+from tasks.micro_batch import meta_ids
 from tasks.task import MicroBatch
 
 
@@ -13,11 +19,16 @@ def meta_batch(
     *,
     label_share: float,
     image_share: float | None = None,
+    teacher_size: int = 0,
     packed: bool,
     by_offsets: bool,
 ) -> MicroBatch:
-    """A micro-batch of the run's task; see `tasks.task.Task.meta_batch`, also for what is raised."""
-    return resolved.task.meta_batch(
+    """A micro-batch of the run's task; see `tasks.task.Task.meta_batch`, also for what is raised.
+
+    Args:
+        teacher_size: likeliest tokens of a teacher at each label token; 0: rows have none.
+    """
+    batch = resolved.task.meta_batch(
         resolved.model_config,
         resolved.config.train_config,
         rows,
@@ -27,3 +38,7 @@ def meta_batch(
         packed=packed,
         by_offsets=by_offsets,
     )
+    if not teacher_size or not isinstance(batch, CausalMicroBatch):
+        return batch
+    shape = (len(batch.targets), teacher_size)
+    return replace(batch, teacher_ids=meta_ids(*shape), teacher_logprobs=torch.empty(shape, device="meta"))

@@ -15,6 +15,7 @@ from planning.memory.meta_batch import meta_batch
 from planning.memory.row_lengths import RowLengths
 from planning.model.planned_model import PlannedModel
 from policies.attention.choice import goes_by_offsets
+from policies.embedding_noise import EmbeddingNoise
 from tasks.task import MicroBatch
 
 DEFAULT_CAPABILITY = (8, 0)
@@ -46,9 +47,12 @@ def pass_on_meta(
         widths,
         label_share=rows.label_share,
         image_share=rows.image_share,
+        teacher_size=rows.teacher_size if trains else 0,
         packed=rows.packed,
         by_offsets=by_offsets,
     )
+    alpha, embedding = planned.config.train_config.neftune_noise_alpha, planned.adapted.base.get_input_embeddings()
+    noise = EmbeddingNoise(embedding, alpha, seed=0, steps_taken=lambda: 0)
     has_mask = not rows.packed and not by_offsets
     model.train(trains)
     precision = resolved.policies.precision
@@ -61,7 +65,7 @@ def pass_on_meta(
         KernelsOfCard(kernels_of(card), answer=not has_mask),
         known_values(batch.num_image_features) if resolved.task.READS_IMAGES else nullcontext(),
     ):
-        yield batch, lambda: resolved.task.summed_loss(model, batch)
+        yield batch, lambda: noise.adding(resolved.task.summed_loss)(model, batch)
 
 
 @contextmanager

@@ -23,11 +23,14 @@ class OptimizerBytes:
     on_host: int = 0  # states, and copies of weights and gradients, if it steps on the CPU
 
 
-def optimizer_bytes(parts: Sequence[torch.Tensor], train: TrainConfig, fsdp: FsdpConfig) -> OptimizerBytes:
+def optimizer_bytes(
+    parts: Sequence[torch.Tensor], trained: Sequence[torch.Tensor], train: TrainConfig, fsdp: FsdpConfig
+) -> OptimizerBytes:
     """The bytes of the run's optimizer on this rank.
 
     Args:
         parts: this rank's parts of the trained parameters, with their rows cut; on the meta device.
+        trained: the whole parameters.
     """
     states = sum(state_bytes(part, train, fsdp) for part in parts)
     stored = sum(part.nbytes for part in parts)
@@ -41,4 +44,4 @@ def optimizer_bytes(parts: Sequence[torch.Tensor], train: TrainConfig, fsdp: Fsd
     kind = kind_of(fsdp.optimizer)
     if kind.paged:
         return OptimizerBytes(0, 0, on_host=states)
-    return OptimizerBytes(states, kind.temporary_bytes(parts, train, fsdp))
+    return OptimizerBytes(states, kind.temporary_bytes(trained if kind.steps_whole else parts, train, fsdp))

@@ -30,6 +30,7 @@ class RowLengths:
     typical: tuple[int, ...]  # of micro-batches on average
     label_share: float = 1.0  # of the tokens that a loss is computed for
     image_share: float | None = None  # of the tokens of a row, those that stand for images, at most; None: not known
+    teacher_size: int = 0  # likeliest tokens of a teacher at each label token; 0: rows have none
     eval_rows: int = 1
     eval_widest: tuple[int, ...] | None = None  # of an evaluation's micro-batches; None: as in training
     packed: bool = False  # several sequences share a row

@@ -158,10 +158,11 @@ def scheme_of(planned: PlannedModel) -> Scheme:
     """How this run holds its parameters."""
     precision, layout = planned.resolved.policies.precision, planned.resolved.policies.layout
     train, fsdp = planned.config.train_config, planned.config.fsdp_config
-    num_shards = layout.mesh_shape[1] if layout.kind == "fully_shard" else 1
+    num_shards, model = layout.mesh_shape[1] if layout.kind == "fully_shard" else 1, planned.adapted.model
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     return Scheme(
         kind=layout.kind,
-        optimizer=optimizer_bytes(list(local_parts(planned.adapted.model, num_shards)), train, fsdp),
+        optimizer=optimizer_bytes(list(local_parts(model, num_shards)), trained, train, fsdp),
         num_shards=num_shards,
         num_copies=layout.mesh_shape[0],
         reshards_after_forward=layout.reshard_after_forward,

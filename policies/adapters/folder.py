@@ -43,6 +43,17 @@ def saved_labels(path: str) -> dict[str, Any]:
     return {name: value for name, value in values.items() if name in LABEL_NAMES}
 
 
+def saved_parts(train: TrainConfig) -> tuple[str, ...]:
+    """The modules that the saved adapter holds whole, such as a head; none without one, or if it cannot be read."""
+    if not train.use_peft or not train.from_peft_checkpoint:
+        return ()
+    try:
+        saved = read_json(Path(train.from_peft_checkpoint).expanduser() / "adapter_config.json")
+        return tuple(map(str, saved.get("modules_to_save") or ()))
+    except (OSError, ValueError, TypeError, AttributeError):
+        return ()  # it is refused when it is loaded
+
+
 def num_virtual_tokens(train: TrainConfig, prefix: PrefixConfig) -> int:
     """Positions that a prefix takes from the rows; 0 without a prefix, or if the saved adapter cannot be read."""
     if not train.use_peft or train.peft_method != "prefix":

@@ -42,6 +42,9 @@ class OptimizerKind(ABC):
     steps_alone = True
     """Its step asks no other rank, so a thread can make it beside the collectives of backward."""
 
+    steps_whole = False
+    """The ranks that share a parameter take turns in gathering it whole, in bf16, and in sending what it becomes."""
+
     @abstractmethod
     def build(self, groups: Groups, train: TrainConfig, fsdp: FsdpConfig) -> Optimizer:
         """The optimizer of these parameters, which may be DTensors."""
@@ -67,8 +70,12 @@ class OptimizerKind(ABC):
         """Bytes that a step on a GPU allocates and frees again; 0 for kernels that update in place.
 
         Args:
-            parts: this rank's parts of the trained parameters, on the meta device.
+            parts: this rank's parts of the trained parameters, on the meta device; whole ones if `steps_whole`.
         """
+        return 0
+
+    def product_flops(self, parameter: torch.Tensor) -> int:
+        """FLOPs of the matrix products, in bf16, that update a whole parameter; 0 for updates of single numbers."""
         return 0
 
     def check(self, name: str, env: Environment) -> None:  # noqa: B027 - by default it runs on every machine

@@ -151,6 +151,7 @@ def _iterate(momentum: torch.Tensor) -> torch.Tensor:
 
 class MuonKind(OptimizerKind):
     steps_alone = False
+    steps_whole = True
 
     def build(self, groups: Groups, train: TrainConfig, fsdp: FsdpConfig) -> Optimizer:
         betas = (train.adam_beta1, train.adam_beta2)
@@ -164,10 +165,14 @@ class MuonKind(OptimizerKind):
         return (1 if _is_matrix(parameter) else 2) * parameter.element_size() * shape.numel()
 
     def temporary_bytes(self, parts: Sequence[torch.Tensor], train: TrainConfig, fsdp: FsdpConfig) -> int:
-        # One matrix at a time, in bf16: momentum, iterate and update, and two Gram matrices. If it is sharded, its part
-        # stands for it: steps are taken when no activation is held, so this is never the peak of a run.
+        # One matrix at a time, in bf16: momentum, its copy, the iterate before and after, and two Gram matrices.
         matrices = [part.shape for part in parts if _is_matrix(part)]
         return max((2 * (4 * shape.numel() + 2 * min(shape) ** 2) for shape in matrices), default=0)
+
+    def product_flops(self, parameter: torch.Tensor) -> int:
+        # Of an iteration: X X^T, the square of that, and its product with X.
+        shape = parameter.shape if _is_matrix(parameter) else (0, 0)
+        return int(DEFAULT_NS_STEPS * (4 * min(shape) ** 2 * max(shape) + 2 * min(shape) ** 3))
 
 
 def _is_matrix(parameter: torch.Tensor) -> bool:

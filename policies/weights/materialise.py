@@ -96,6 +96,7 @@ def find_weights(
     *,
     num_rows: int,
     new_parts: Sequence[str] = (),
+    in_adapter: Sequence[str] = (),
 ) -> Weights:
     """Where the weights of this model come from. It has neither values nor adapters yet.
 
@@ -103,6 +104,7 @@ def find_weights(
         auto_model: the transformers class that reads such models, of the task.
         num_rows: rows that its embeddings need; if files have fewer, transformers grows them.
         new_parts: modules that the files need not have; they are drawn then.
+        in_adapter: modules whose values a saved adapter brings later.
 
     Raises:
         ConfigError: on every rank, if the files cannot be read.
@@ -125,7 +127,7 @@ def find_weights(
     # Ranks on nodes with other files would train on a mixture of two models.
     check_agreement({"copy the model to every machine again": files})
     if not difference:
-        return with_new_parts(FileWeights(stored, tuple(notes)), drawn, train.seed)
+        return with_new_parts(FileWeights(stored, tuple(notes)), drawn, train.seed, in_adapter)
 
     # Noted now, since the model will have adapters when the files are read.
     ties = sorted(map(sorted, shared_names(model)))
@@ -164,7 +166,7 @@ def find_weights(
             print_rank_zero(env, check_left_over(kept, whole, allowed=train.allow_unused_weights))
         return whole.state_dict()
 
-    return with_new_parts(WholeWeights(read, difference, tuple(notes)), drawn, train.seed)
+    return with_new_parts(WholeWeights(read, difference, tuple(notes)), drawn, train.seed, in_adapter)
 
 
 def _match_files(

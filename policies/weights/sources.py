@@ -184,10 +184,13 @@ class WithNewParts:
     stored: Weights
     drawn: frozenset[str]
     seed: int
+    in_adapter: Collection[str]  # modules that a saved adapter holds, whose values come after these
 
     @property
     def notes(self) -> list[str]:
-        names = sorted(self.drawn)
+        names = sorted(name for name in self.drawn if not any(f".{part}." in f".{name}" for part in self.in_adapter))
+        if not names:
+            return self.stored.notes
         shown = ", ".join(names[:2]) + (", ..." if len(names) > 2 else "")
         return [*self.stored.notes, f"weights: {plural(len(names), 'tensor')} of a new head drawn at random: {shown}"]
 
@@ -196,9 +199,9 @@ class WithNewParts:
         RandomWeights(self.seed).fill(model, {name: targets[name] for name in targets.keys() & self.drawn}, device)
 
 
-def with_new_parts(stored: Weights, drawn: Collection[str], seed: int) -> Weights:
+def with_new_parts(stored: Weights, drawn: Collection[str], seed: int, in_adapter: Collection[str] = ()) -> Weights:
     """The weights of files, and those drawn that they lack, if any."""
-    return WithNewParts(stored, frozenset(drawn), seed) if drawn else stored
+    return WithNewParts(stored, frozenset(drawn), seed, in_adapter) if drawn else stored
 
 
 def _holds_any(modules: list[nn.Module], undrawn: dict[int, Target]) -> bool:

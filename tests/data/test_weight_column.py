@@ -12,6 +12,7 @@ from transformers import AutoTokenizer
 from configs.flags import parse_flags
 from data.pipeline import RunData, load_data
 from data.sequences.causal import build_sequences
+from resolving.inputs import column_notes
 from tests.helpers.refusals import write_lines
 from utils.errors import ConfigError
 
@@ -61,3 +62,12 @@ def test_a_column_that_is_not_there_and_a_weight_that_is_none_are_refused(read: 
         read("instruction_dataset", [{"prompt": "a", "completion": "b"}])
     with pytest.raises(ConfigError, match=r"row 2.*: column quality holds -1, and a weight is a number of at least 0"):
         read("instruction_dataset", [ROWS[0], ROWS[1] | {"quality": -1}])
+
+
+def test_weights_of_nothing_but_zeros_are_refused_unless_more_may_come(read: Any) -> None:
+    config, zeros = parse_flags(["--model_name", "m"]), [row | {"quality": 0} for row in ROWS]
+    with pytest.raises(ConfigError, match="the weight of every label token in the training data is 0, so nothing"):
+        column_notes(config, read("instruction_dataset", zeros))
+    (line,) = column_notes(config, read("instruction_dataset", zeros, "--streaming"))
+    assert line.endswith("0 on average")
+    assert column_notes(config, read("instruction_dataset", zeros[:8] + ROWS[8:]))

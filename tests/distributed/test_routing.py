@@ -14,7 +14,7 @@ from tests.helpers.families import LLAMA_LIKE, MIXTURE_WITH_ROUTER_LOSS
 from tests.helpers.processes import Outcome, ProcessGroup, log_lines, read_metrics, train_events
 from tests.helpers.resuming import NUM_STEPS, as_if_killed_after, assert_bit_equal, flags_of, weights
 
-TOLERANCE = 2e-5
+TOLERANCE = 1e-5
 
 
 @pytest.fixture(scope="module")

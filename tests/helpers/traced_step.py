@@ -38,6 +38,7 @@ from planning.memory.meta_batch import meta_batch
 from planning.memory.meta_pass import kernels_of
 from planning.planned_run import Plan
 from policies.attention.choice import BY_OFFSETS
+from policies.embedding_noise import EmbeddingNoise
 from policies.loss_scaling import LossScaler
 from policies.optimizers.build import build_optimizer
 from policies.sharding import shard
@@ -96,12 +97,14 @@ def _trainable(plan: Plan) -> Trainable:
     """What updates the plan's model, which is sharded and on the CPU."""
     planned, train = plan.model, plan.model.config.train_config
     optimizer = build_optimizer(planned.adapted.model, train, planned.config.fsdp_config)
+    embedding = planned.adapted.base.get_input_embeddings()
+    noise = EmbeddingNoise(embedding, train.neftune_noise_alpha, seed=0, steps_taken=lambda: 0)
     return Trainable(
         planned.adapted.model,
         optimizer,
         ConstantLR(optimizer, factor=1.0),
         LossScaler(active=planned.resolved.policies.precision.scales_loss),
-        summed_loss=planned.resolved.task.summed_loss,
+        summed_loss=noise.adding(planned.resolved.task.summed_loss),
         eval_sums=planned.resolved.task.eval_sums,
         accumulation=planned.accumulation,
         max_norm=train.gradient_clipping_threshold if train.gradient_clipping else None,
@@ -149,6 +152,7 @@ def _fake_batch(plan: Plan) -> Any:
         rows.rows,
         rows.widest,
         label_share=rows.label_share,
+        teacher_size=rows.teacher_size,
         packed=rows.packed,
         by_offsets=plan.model.empty.attention == BY_OFFSETS,
     )

@@ -55,6 +55,17 @@ def test_the_counts_of_a_llama_are_those_of_the_formulas(flags: str, trains: boo
     assert counted.launch_seconds == pytest.approx(formulas.launch_seconds, rel=0.1)
 
 
+def test_losses_of_pairs_compute_the_head_once_more(tmp_path: Path) -> None:
+    given = "--pure_bf16 False --batching_strategy padding --context_length 64 --compile False"
+    given += " --dataset preference_dataset --preference_dataset.data_path x --loss_type"
+    of_pairs = plan_model(tmp_path, SHAPES["tiny"], H200, [*given.split(), "simpo"])
+    counts, counted = counted_work(of_pairs, H200.card, 2, (64,), ROWS)
+    assert counted.matrix_flops == pytest.approx(micro_batch_work(of_pairs, counts).matrix_flops, rel=1e-6)
+    of_tokens = plan_model(tmp_path, SHAPES["tiny"], H200, [*given.split()[:-5], "--activation_checkpointing", "off"])
+    more = counted.matrix_flops - micro_batch_work(of_tokens, counts).matrix_flops
+    assert more == pytest.approx(2 * 64 * of_tokens.num_embeddings * counts.num_label_tokens, rel=1e-6)
+
+
 @pytest.mark.parametrize(("flags", "share"), [("", 36 / 136 + 8 * 8 / 136), ("--use_fast_kernels False", 1.0)])
 def test_kernels_with_windows_compute_what_the_window_leaves(flags: str, share: float, tmp_path: Path) -> None:
     """A window of 8 in rows of 16; masks leave the work as it is."""

@@ -12,6 +12,7 @@ from configs.flags import parse_flags
 from planning.machines.hardware import parse_hardware
 from planning.planned_run import Plan, plan_of
 from policies.activations.checkpointing import Checkpointing
+from resolving.data_facts import DataFacts
 from tests.helpers.pairwise import slow_but
 from tests.helpers.traced_step import TracedStep, trace_step
 
@@ -55,6 +56,8 @@ GEMMA4 = Gemma4TextConfig(  # windows, heads of two widths, layers that take the
     vocab_size_per_layer_input=4000,
     architectures=["Gemma4ForCausalLM"],
 )
+CLASSES = copy(LLAMA)
+CLASSES.architectures, CLASSES.pad_token_id = ["LlamaForSequenceClassification"], 0
 ROWS = "--context_length 512 --batch_size_training 2"
 SHAPE = f"{ROWS} --compile False"
 
@@ -65,15 +68,18 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("models")
     LLAMA.save_pretrained(folder / "llama")
     TIED.save_pretrained(folder / "tied")
+    CLASSES.save_pretrained(folder / "classes")
     GEMMA4.save_pretrained(folder / "gemma4")
     PEGASUS.save_pretrained(folder / "pegasus")
     return folder
 
 
-def agreeing(model: Path, line: str, hardware: str, choice: Checkpointing | None = None) -> tuple[Plan, TracedStep]:
+def agreeing(
+    model: Path, line: str, hardware: str, choice: Checkpointing | None = None, data: DataFacts | None = None
+) -> tuple[Plan, TracedStep]:
     """The plan of a run, and its traced step."""
     config = parse_flags(["--model_name", str(model), *line.split()])
-    plan = plan_of(config, parse_hardware(hardware), checkpointing=choice)
+    plan = plan_of(config, parse_hardware(hardware), data, checkpointing=choice)
     traced, memory = trace_step(plan), plan.memory
     assert memory.phases["optimizer_step"].params == pytest.approx(traced.phases["optimizer_step"].params, rel=0.05)
     assert memory.peak_gib == pytest.approx(traced.peak_gib, rel=0.05)
@@ -100,6 +106,35 @@ def agreeing(model: Path, line: str, hardware: str, choice: Checkpointing | None
 )
 def test_they_agree(name: str, line: str, hardware: str, models: Path) -> None:
     agreeing(models / name, line, hardware)
+
+
+OF_PAIRS = f"{SHAPE} --pure_bf16 --dataset preference_dataset --preference_dataset.data_path x"
+OF_TEXTS = "--task text_classification --dataset classification_dataset --classification_dataset.data_path x"
+SHORT = "--compile False --optimizer muon --batch_size_training 1 --context_length 32"
+
+
+@pytest.mark.parametrize(
+    ("name", "line", "hardware", "teacher_size"),
+    slow_but(
+        4,
+        [
+            ("llama", f"{OF_PAIRS} --loss_type dpo", "A100-40GB", 0),
+            ("llama", f"{SHAPE} --pure_bf16 --neftune_noise_alpha 5", "A100-40GB", 8),
+            ("llama", f"{SHORT} --enable_fsdp", "2xA100-80GB", 0),
+            ("classes", f"{SHAPE} --pure_bf16 {OF_TEXTS}", "A100-40GB", 0),
+            ("llama", f"{SHORT} --pure_bf16", "A100-40GB", 0),
+            ("classes", f"{OF_PAIRS} --task reward_model --use_peft", "A100-40GB", 0),
+            ("llama", f"{OF_PAIRS} --loss_type orpo --use_peft --batching_strategy padding", "A100-40GB", 0),
+        ],
+    ),
+)
+def test_so_they_do_with_other_losses_and_with_updates_of_whole_matrices(
+    name: str, line: str, hardware: str, teacher_size: int, models: Path
+) -> None:
+    data = DataFacts(label_share=1.0, teacher_size=teacher_size)
+    plan, traced = agreeing(models / name, line, hardware, data=data)
+    update = traced.phases["optimizer_step"].total
+    assert plan.memory.phases["optimizer_step"].total == pytest.approx(update, rel=0.05)
 
 
 @pytest.mark.slow

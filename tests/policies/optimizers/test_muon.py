@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import torch
+from torch.optim._muon import DEFAULT_A, DEFAULT_B, DEFAULT_C, DEFAULT_NS_STEPS, EPS
+from torch.optim._muon import _zeropower_via_newtonschulz as zeropower
+from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModelForCausalLM
 
 from configs.flags import parse_flags
 from policies.optimizers.build import build_optimizer
+from policies.optimizers.muon import KIND
 
 FLAGS = "--model_name m --optimizer Muon --lr 0.01 --weight_decay 0.1"
 
@@ -33,3 +38,12 @@ def test_a_step_is_that_of_torch(tiny_model: Path) -> None:
             one.step()
     for parameter, twin in zip(model.parameters(), other.parameters(), strict=True):
         assert torch.equal(parameter, twin)
+
+
+@pytest.mark.parametrize("shape", [(48, 20), (20, 48), (32, 32)])
+def test_planned_flops_are_those_of_its_iterations(shape: tuple[int, int]) -> None:
+    matrix = torch.ones(shape, dtype=torch.bfloat16, device="meta")
+    with FlopCounterMode(display=False) as counter:
+        zeropower(matrix, (DEFAULT_A, DEFAULT_B, DEFAULT_C), DEFAULT_NS_STEPS, EPS)
+    assert KIND.product_flops(matrix) == counter.get_total_flops()
+    assert KIND.product_flops(matrix[0]) == 0
