@@ -31,7 +31,7 @@ from policies.wrapping import find_layers, find_outer_norms, find_units
 from ranks.context_group import ContextGroup
 from ranks.environment import Environment
 from utils.errors import ConfigError
-from utils.model_parts import has_vision, qformer_part
+from utils.model_parts import has_vision, qformer_part, vision_layers
 from utils.parameters import mark_vocabulary
 
 
@@ -45,6 +45,7 @@ class Policies(NamedTuple):
     checkpointing: Checkpointing | None = None  # chosen by the run's plan; None: the flags decide
     offloaded: Offloaded | None = None  # the same
     compile_is_tried: bool = False  # --compile auto chose to compile: layers are tried before the first step
+    vision_as_written: bool = False  # the vision encoder's layers failed their trial, and alone are not compiled
     flash_4: bool = False  # FlashAttention 4 works on every rank's device
     context: ContextGroup = ContextGroup()  # the ranks that share rows with this one
     router_aux_loss_coef: float = 0.0  # of the loss that evens out a mixture's experts
@@ -71,6 +72,7 @@ def adapt_model(
     new_tokens: Sequence[int] = (),
     adapter_device: str = "cpu",
     fallback: EagerFallback | None = None,
+    vision_fallback: EagerFallback | None = None,
     compiled_loss: CrossEntropy | None = None,
 ) -> Adapted:
     """Steps 1 to 5: everything that needs neither other ranks nor weights. A plan of the run stops here.
@@ -81,6 +83,7 @@ def adapt_model(
         new_tokens: ids of tokens whose embeddings LoRA trains, too.
         adapter_device: "meta" for a plan, which needs no values.
         fallback: calls layers and loss, compiled or as they were written. None: what does not compile ends the call.
+        vision_fallback: the same of the vision encoder's layers.
         compiled_loss: stands for the compiled cross-entropy in a plan, which compiles nothing.
     """
     base, train, backbone = model, config.train_config, task.backbone(model)
@@ -144,7 +147,11 @@ def adapt_model(
     # 5. compile, inside the hooks that sharding adds. Not in a plan: to ask for it takes torch seconds of imports
     if train.compile and compiled_loss is None:
         norms = find_outer_norms(base, layers)
-        compile_layers(layers, norms, widths_vary=train.batching_strategy == "padding", fallback=fallback)
+        widths_vary, seeing = train.batching_strategy == "padding", vision_layers(base, layers)
+        others = [layer for layer in layers if layer not in seeing]
+        compile_layers(others, norms, widths_vary=widths_vary, fallback=fallback)
+        if seeing:
+            compile_layers(seeing, widths_vary=widths_vary, fallback=vision_fallback)
     mark_vocabulary(wrapped)
     return Adapted(wrapped, base, units, layers, routers, notes)
 

@@ -58,6 +58,7 @@ class BuiltModel:
     routing: Routing  # of its experts; before the first forward its routers are watched
     layers: list[nn.Module]  # the repeated ones, as `policies.wrapping.find_layers` returns them
     fallback: EagerFallback | None  # if --compile auto chose to compile, what can undo that
+    vision_fallback: EagerFallback | None  # the same of the vision encoder's layers alone
     offloading: Offloading | None  # of activations, if that was asked for
     load_seconds: float
 
@@ -179,10 +180,11 @@ def build_for_training(
         in_adapter=saved_parts(config.train_config),
     )
     print_rank_zero(env, *empty.notes, *weights.notes)
-    fallback = None
+    fallback = vision_fallback = None
     if policies.compile_is_tried:
         # Of several ranks one that went on uncompiled alone would enter other collectives than the others.
-        fallback = EagerFallback(partial(print_rank_zero, env) if env.world_size == 1 else None)
+        say = partial(print_rank_zero, env) if env.world_size == 1 else None
+        fallback, vision_fallback = EagerFallback(say), EagerFallback(say, "the vision encoder")
     adapted = adapt_model(
         empty.model,
         config,
@@ -191,6 +193,7 @@ def build_for_training(
         checkpointing=empty.checkpointing,
         new_tokens=new_tokens,
         fallback=fallback,
+        vision_fallback=vision_fallback,
     )
     print_rank_zero(env, *adapted.notes)
     offloading = None
@@ -200,7 +203,8 @@ def build_for_training(
         move_activations(offloading, empty, adapted.layers, policies.offloaded)
     model = shard_and_fill(adapted, config.lora_config, policies, weights, env, offloading=offloading)
     routing = Routing(adapted.routers, coefficient=policies.router_aux_loss_coef, device=env.device)
-    return BuiltModel(model, empty, routing, adapted.layers, fallback, offloading, time.perf_counter() - started)
+    seconds = time.perf_counter() - started
+    return BuiltModel(model, empty, routing, adapted.layers, fallback, vision_fallback, offloading, seconds)
 
 
 def with_choices(built: BuiltModel, checkpointing: Checkpointing, offloaded: Offloaded | None) -> BuiltModel:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
+
+from torch import nn
 
 from checkpointing.finding import Checkpoint
 from data.batches.rows import make_rows
@@ -21,6 +23,7 @@ from ranks.environment import Environment, print_rank_zero
 from resolving.inputs import Inputs
 from resolving.resolved import Resolved, without_compiling
 from tasks.task import MicroBatch
+from utils.model_parts import vision_layers
 from utils.progress import say_if_it_lasts
 
 
@@ -29,23 +32,36 @@ def try_to_compile(
 ) -> tuple[BuiltModel, Inputs, PlanAtStart]:
     """The model, settings and plan, uncompiled if --compile auto chose to compile and a layer fails compiled on a rank.
 
-    Every rank must call this: all compile, or none.
+    If only layers of the vision encoder fail, they alone are not compiled. Every rank must call this: all compile, or
+    none.
 
     Args:
         checkpoint: the one that the run goes on from. If it was trained compiled, so is the rest, as far as layers
             compile here.
     """
-    if built.fallback is None:
+    if built.fallback is None or built.vision_fallback is None:
         return built, inputs, plan
     keeps_choice = checkpoint is not None and checkpoint.was_compiled is True
+    seeing = vision_layers(built.empty.model, built.layers)
+    others = [layer for layer in built.layers if layer not in seeing]
     tried = say_if_it_lasts("trying compiled layers")
-    reason = _what_fails(built, built.fallback, inputs, env, compares=not keeps_choice)
+    reason = _what_fails(built, others, built.fallback, inputs, env, compares=not keeps_choice)
+    of_vision = None
+    if reason is None and seeing:
+        of_vision = _what_fails(built, seeing, built.vision_fallback, inputs, env, compares=not keeps_choice)
     tried()
-    if reason is None:
+    if reason is not None:
+        built.fallback.give_up()
+        built.vision_fallback.give_up()
+        resolved = without_compiling(inputs.resolved, reason)
+        print_rank_zero(env, resolved.config.notes[-1])
+    elif of_vision is not None:
+        built.vision_fallback.give_up()
+        resolved = inputs.resolved
+        resolved = replace(resolved, policies=resolved.policies._replace(vision_as_written=True))
+        print_rank_zero(env, f"--compile auto leaves the vision encoder as it is written: {of_vision}")
+    else:
         return built, inputs, plan
-    built.fallback.give_up()
-    resolved = without_compiling(inputs.resolved, reason)
-    print_rank_zero(env, resolved.config.notes[-1])
     # Layers as they were written keep more for backward.
     resolved, plan = follow_plan(resolved, env, inputs.data_facts, checkpoint)
     if plan.checkpointing is not None:
@@ -54,9 +70,20 @@ def try_to_compile(
 
 
 def _what_fails(
-    built: BuiltModel, fallback: EagerFallback, inputs: Inputs, env: Environment, *, compares: bool
+    built: BuiltModel,
+    layers: Sequence[nn.Module],
+    fallback: EagerFallback,
+    inputs: Inputs,
+    env: Environment,
+    *,
+    compares: bool,
 ) -> str | None:
-    """What fails on the first rank on which something does, as a clause; the same on every rank."""
+    """What fails on the first rank on which something does, as a clause; the same on every rank.
+
+    Args:
+        layers: those to try, inner ones first.
+        fallback: calls them.
+    """
     batch = first_batch(inputs, collator_of_run(inputs, built.empty), env)
     is_unreadable = any(gather_to_all(isinstance(batch, Unreadable)))
     if is_unreadable or isinstance(batch, Unreadable):
@@ -66,7 +93,7 @@ def _what_fails(
     with built.routing.trying(batch):
         found = what_fails_compiled(
             built.model,
-            {names[id(layer)]: layer for layer in reversed(built.layers)},  # the last one comes first there
+            {names[id(layer)]: layer for layer in reversed(layers)},  # the last one comes first there
             lambda: task.token_losses(built.model, batch),
             fallback,
             inputs.resolved.policies.precision.compute_dtype,

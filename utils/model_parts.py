@@ -17,6 +17,12 @@ def vision_part(model: nn.Module) -> list[nn.Module]:
     return [] if encoder in (model, model.base_model) else [encoder]
 
 
+def vision_layers(model: nn.Module, layers: Sequence[nn.Module]) -> list[nn.Module]:
+    """Those of these layers that are the vision encoder's."""
+    inside = {id(module) for part in vision_part(model) for module in part.modules()}
+    return [layer for layer in layers if id(layer) in inside]
+
+
 def qformer_part(model: PreTrainedModel) -> Sequence[nn.Module | nn.Parameter]:
     """BLIP-2's Q-Former and its learned queries; empty if the model has none."""
     inner = model if hasattr(model, "qformer") else model.base_model

@@ -84,7 +84,7 @@ class _Pass:
     """The state of a pass."""
 
     live: LiveBytes
-    compiled: bool
+    compiled: Callable[[nn.Module], bool]
     moves: Literal["all", "input", "nothing"]
     kinds: dict[Any, _Measured] = field(default_factory=dict)
     order: list[tuple[nn.Module, Any]] = field(default_factory=list)
@@ -101,7 +101,7 @@ def measure_pass(
     inputs: Sequence[torch.Tensor],
     *,
     trains: bool = True,
-    compiled: bool = False,
+    compiled: Callable[[nn.Module], bool] = lambda layer: False,
     moves: Literal["all", "input", "nothing"] = "nothing",
 ) -> PassBytes:
     """Run one pass on meta tensors and count.
@@ -112,7 +112,7 @@ def measure_pass(
         run: computes the loss.
         inputs: the tensors of the micro-batch.
         trains: False: the forward pass of an evaluation, which keeps nothing.
-        compiled: count the tensors that compiled layers keep (compiled_layers.py); they run uncompiled here.
+        compiled: whether to count the tensors that this layer keeps compiled (compiled_layers.py); it runs uncompiled.
         moves: what offloading would move of a layer's saved tensors (policies/activations/offloading.py).
     """
     parameters = list(model.parameters())
@@ -188,7 +188,7 @@ def _forward(own: Callable[..., Any], state: _Pass) -> Callable[..., Any]:
         # The first layer whose input gets a gradient is the last one in backward; embeddings come after it.
         if hidden is not None and hidden.requires_grad and not state.has_backward:
             hidden.register_hook(lambda grad: _leave_backward(state))
-        if state.compiled:
+        if state.compiled(layer):
             followed, outputs = _follow(layer, own, args, kwargs)
             measured.compiled = sum(followed.values())
             if state.moves != "nothing":

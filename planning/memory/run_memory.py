@@ -39,6 +39,7 @@ from planning.model.planned_model import PlannedModel, with_checkpointing
 from policies.activations.host_pool import chunk_bytes
 from policies.wrapping import find_layers, outermost
 from tasks.task import MicroBatch
+from utils.model_parts import vision_layers
 from utils.units import GIB
 
 
@@ -182,14 +183,18 @@ def bytes_of_pass(
 ) -> PassBytes:
     """The bytes that the layers of a run keep for one micro-batch of this shape."""
     model, train = planned.adapted.model, planned.config.train_config
+    compiles = trains and bool(train.compile) and planned.empty.checkpointing.strongest == "off"
+    layers = outermost(find_layers(planned.adapted.base))
+    seeing = vision_layers(planned.adapted.base, layers) if planned.resolved.policies.vision_as_written else []
+    as_written = set(map(id, seeing))
     with pass_on_meta(planned, card, num_rows, widths, rows, trains=trains) as (batch, loss):
         return measure_pass(
             model,
-            outermost(find_layers(planned.adapted.base)),
+            layers,
             loss,
             list(_tensors(batch)),
             trains=trains,
-            compiled=trains and bool(train.compile) and planned.empty.checkpointing.strongest == "off",
+            compiled=lambda layer: compiles and id(layer) not in as_written,
             moves=_moves(planned) if trains else "nothing",
         )
 

@@ -37,17 +37,19 @@ and the longest. One graph serves them all."""
 class EagerFallback:
     """Calls compiled code, or all code as it was written once compiling is given up.
 
-    One object serves all compiled code of a run: most obstacles lie in the machine, not in one function.
+    One object serves all compiled code of a run, the vision encoder's aside: most obstacles lie in the machine, not in
+    one function.
 
     torch's `torch._dynamo.config.suppress_errors` would print tracebacks, try each function inside the one that failed,
     and miss errors of code compiled for backward.
 
     Args:
         say: prints a line about the compiler's first error, which gives compiling up; None: it ends the call instead.
+        what: goes on uncompiled then, for that line.
     """
 
-    def __init__(self, say: Callable[[str], None] | None) -> None:
-        self._say, self._is_given_up = say, False
+    def __init__(self, say: Callable[[str], None] | None, what: str = "the run") -> None:
+        self._say, self._what, self._is_given_up = say, what, False
         self._found: list[str] | None = None
         # Code for backward is compiled with that for forward: later, nothing else could take its place.
         functorch.force_non_lazy_backward_lowering = True
@@ -92,7 +94,7 @@ class EagerFallback:
         if self._say is None:
             return False
         self.give_up()
-        self._say(f"--compile auto: the run goes on uncompiled: torch.compile failed ({reason})")
+        self._say(f"--compile auto: {self._what} goes on uncompiled: torch.compile failed ({reason})")
         return True
 
 

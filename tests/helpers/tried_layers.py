@@ -11,6 +11,7 @@ import torch
 from functorch.compile import nop
 from torch._dynamo.backends.common import aot_autograd
 from transformers.models.llama.modeling_llama import LlamaMLP
+from transformers.models.qwen2_vl.modeling_qwen2_vl import VisionMlp
 
 import finetuning
 import planning.plan_file
@@ -18,6 +19,8 @@ import resolving.resolved
 from planning.machines.hardware import parse_hardware
 
 MISTAKES = ("computes something else", "does not compile", "fails in backward")
+SEES_SOMETHING_ELSE = "sees something else"
+"""The mistake of Qwen2-VL's vision encoder."""
 
 
 def with_trial(
@@ -26,7 +29,7 @@ def with_trial(
     """What `ProcessGroup.train` runs instead of the flags. No kernels are compiled (tests/helpers/aot_eager.py).
 
     Args:
-        mistake: what is wrong with Llama's layers if they are compiled, one of MISTAKES.
+        mistake: what is wrong with Llama's layers if they are compiled, one of MISTAKES; or SEES_SOMETHING_ELSE.
         ranks: those on which it is.
         card: that the run's plan takes for its own; without one, no time is planned.
     """
@@ -42,6 +45,8 @@ def _run(argv: Sequence[str], mistake: str, ranks: Sequence[int], card: str) -> 
         backend = {"does not compile": _refusing, "fails in backward": _failing_in_backward}.get(mistake, backend)
         if mistake == "computes something else":
             LlamaMLP.forward = _a_little_larger(LlamaMLP.forward)
+        if mistake == SEES_SOMETHING_ELSE:
+            VisionMlp.forward = _a_little_larger(VisionMlp.forward)
     torch.compile = partial(torch.compile, backend=backend)
     resolving.resolved.decide_compilation = _as_on_gpu(resolving.resolved.decide_compilation)
     return finetuning.main(argv, ends_process=True)
