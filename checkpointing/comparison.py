@@ -33,7 +33,7 @@ LAYOUT = _dotted(
         ),
         "fsdp_config": (
             *("sharding_strategy", "hsdp", "sharding_group_size", "replica_group_size", "context_parallel_size"),
-            *("accumulate_unsharded", "fsdp_activation_checkpointing", "wrap"),
+            *("num_replicated_layers", "accumulate_unsharded", "fsdp_activation_checkpointing", "wrap"),
             *("fsdp_cpu_offload", "optimizer_cpu_offload"),
         ),
         "quantization_config": ("quant_storage",),

@@ -35,6 +35,15 @@ class FsdpConfig:
         unit="ranks",
         minimum=1,
     )
+    num_replicated_layers: int | Literal["auto"] | None = setting(
+        None,
+        "layers whose frozen weights stay whole on each GPU, so that they are not gathered twice for each micro-batch; "
+        "it counts from the first layer, and includes what is frozen outside of layers; changes no result",
+        unit="layers",
+        minimum=0,
+        stands_for="auto",
+        default_text="auto: as many as the plan has room for on a GPU, and none on a CPU",
+    )
     accumulate_unsharded: bool | None = setting(
         None,
         "keep gradients unsharded between micro-batches and reduce them once per step: least communication, 4 more "

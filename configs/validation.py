@@ -18,6 +18,7 @@ _HOLDS_WITHOUT_FSDP: dict[str, tuple[Any, ...]] = {
     "fsdp_config.sharding_strategy": ("NO_SHARD",),
     "fsdp_config.hsdp": (None, False),
     "fsdp_config.accumulate_unsharded": (None, True),
+    "fsdp_config.num_replicated_layers": (None, "auto", 0),
     "fsdp_config.fsdp_activation_checkpointing": (None, False),
     "fsdp_config.wrap": (("layer",),),
     "fsdp_config.fsdp_cpu_offload": (False,),
@@ -80,6 +81,17 @@ def _check_layout(config: RunConfig) -> None:
                 value = config.value(name)
                 shown = ",".join(value) if isinstance(value, tuple) else value
                 raise ConfigError(f"{flag(name)}: {shown} needs --enable_fsdp; add it, or leave this out")
+    if isinstance(fsdp.num_replicated_layers, int) and fsdp.num_replicated_layers:
+        train = config.train_config
+        frozen = (train.use_peft, train.freeze_layers, train.freeze_vision, train.freeze_qformer)
+        if not any((*frozen, train.freeze_language_model)):
+            raise ConfigError("--num_replicated_layers: this run trains all weights, so none is frozen; leave this out")
+        if fsdp.sharding_strategy == "NO_SHARD":
+            raise ConfigError("--num_replicated_layers: NO_SHARD keeps all weights whole; leave one of them out")
+        if fsdp.fsdp_cpu_offload:
+            raise ConfigError(
+                "--num_replicated_layers: --fsdp_cpu_offload keeps weights in host memory; leave one of them out"
+            )
     if fsdp.accumulate_unsharded is False and fsdp.sharding_strategy == "NO_SHARD":
         raise ConfigError("--accumulate_unsharded: False has no effect under NO_SHARD; leave one of them out")
     if fsdp.accumulate_unsharded and fsdp.reduce_dtype == "bf16":

@@ -47,6 +47,9 @@ MIXTURES_SHARE = 0.1
 NOTHING = 1.002
 """A peak counts as the same up to this factor: with two kinds of layers it holds one more hidden state."""
 
+Seconds = Callable[[PlannedModel, MemoryPlan], float | None]
+"""Seconds of a step of such a run; None if that is not known."""
+
 
 def is_to_be_chosen(planned: PlannedModel) -> bool:
     """Whether `auto` was given, nothing has been chosen, and there is a choice."""
@@ -59,13 +62,13 @@ def is_to_be_chosen(planned: PlannedModel) -> bool:
 
 
 def choose_checkpointing(
-    planned: PlannedModel, card: Card, rows: RowLengths, seconds: Callable[[PlannedModel, MemoryPlan], float | None]
+    planned: PlannedModel, card: Card, rows: RowLengths, seconds: Seconds
 ) -> tuple[PlannedModel, MemoryPlan, str]:
     """The model with its checkpointing chosen, the plan of its memory, and a line to print.
 
     Args:
         planned: not to be used afterwards; its layers get other checkpointing.
-        seconds: of a step of such a run; None if that is not known. Then fewer recomputed products are faster.
+        seconds: without them fewer recomputed products are faster.
 
     Raises:
         ConfigError: if the inputs of such a model are not known before data is read.
@@ -82,10 +85,10 @@ def choose_checkpointing(
         mixes = (plans.fewest(*pair, plans.fits) for pair in MIXED)
         found += [*(plans.alike("selective") for _ in found), *(mix for mix in mixes if mix is not None)]
 
-    def slowness(one: Checkpointing) -> tuple[float, float]:
-        return _slowness(plans.model(one), plans.memory(one), seconds)
+    def order(one: Checkpointing) -> tuple[float, float]:
+        return slowness(plans.model(one), plans.memory(one), seconds)
 
-    choice = min(found, key=slowness, default=plans.full_where_it_saves())
+    choice = min(found, key=order, default=plans.full_where_it_saves())
     peak, capacity = plans.memory(choice).peak_gib, card.memory_gib
     line = f"activation_checkpointing: auto is {choice}, with a planned peak of {peak:.1f} GiB of {capacity:.1f}"
     if choice != off:
@@ -153,12 +156,7 @@ class _Plans:
         return self._memory[checkpointing]
 
     def fits(self, checkpointing: Checkpointing) -> bool:
-        memory = self.memory(checkpointing)
-        if memory.moved_gib and memory.host_verdict == "does_not_fit":
-            return False
-        if shares_of_experts(self._planned.adapted.base):
-            return memory.margin_gib >= MIXTURES_SHARE * memory.capacity_gib
-        return memory.device_verdict == "fits"
+        return has_room(self._planned, self.memory(checkpointing))
 
     def fewest(self, first: str, others: str, accepts: Callable[[Checkpointing], bool]) -> Checkpointing | None:
         """The fewest first layers in one mode, the others in the other, that are accepted; None if not even all are."""
@@ -185,9 +183,16 @@ class _Plans:
         return Checkpointing("off", "full", self.num_layers - num_spared) if num_spared else full
 
 
-def _slowness(
-    planned: PlannedModel, memory: MemoryPlan, seconds: Callable[[PlannedModel, MemoryPlan], float | None]
-) -> tuple[float, float]:
+def has_room(planned: PlannedModel, memory: MemoryPlan) -> bool:
+    """Whether as much memory stays free as a plan of such a model may be wrong by."""
+    if memory.moved_gib and memory.host_verdict == "does_not_fit":
+        return False
+    if shares_of_experts(planned.adapted.base):
+        return memory.margin_gib >= MIXTURES_SHARE * memory.capacity_gib
+    return memory.device_verdict == "fits"
+
+
+def slowness(planned: PlannedModel, memory: MemoryPlan, seconds: Seconds) -> tuple[float, float]:
     """Sort key of candidates: seconds of a step, then the number of recomputed layers, parts of layers included."""
     recomputed = sum(RECOMPUTED[mode] for _, mode in planned.empty.checkpointing.of_layers(planned.adapted.base))
     return seconds(planned, memory) or 0.0, recomputed

@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -40,6 +41,7 @@ class PlanAtStart(NamedTuple):
     network: RunNetwork | None  # its traffic and its hardware
     notes: tuple[str, ...]  # lines to print
     too_short: str | None = None  # why it is planned uncompiled although its settings compile it, as a clause
+    num_replicated: int | None = None  # layers whose frozen weights stay whole; None if it could not be planned
 
     @property
     def card(self) -> str | None:
@@ -79,17 +81,26 @@ def plan_for_all(
     earlier: EarlierChoice | None = None,
     *,
     begins: bool = True,
+    num_replicated: int | None = None,
 ) -> PlanAtStart:
     """Rank 0's plan, for the rank with the least memory. Every rank must call this.
 
     Args:
         data: what is known of the data; called on rank 0.
-        earlier, begins: as in `plan_at_start`.
+        earlier, begins, num_replicated: as in `plan_at_start`.
     """
     # Every rank must allow the same checkpointing, so the one with the least memory decides.
     memory_gib = min(gather_to_all(_own_memory_gib(env)))
     return on_rank_zero(
-        lambda: plan_at_start(resolved, env, data(), memory_gib=memory_gib, earlier=earlier, begins=begins)
+        lambda: plan_at_start(
+            resolved,
+            env,
+            data(),
+            memory_gib=memory_gib,
+            earlier=earlier,
+            begins=begins,
+            num_replicated=num_replicated,
+        )
     )
 
 
@@ -101,6 +112,7 @@ def plan_at_start(
     memory_gib: float = math.inf,
     earlier: EarlierChoice | None = None,
     begins: bool = True,
+    num_replicated: int | None = None,
 ) -> PlanAtStart:
     """The plan of the run that starts on these ranks, in closed form.
 
@@ -111,6 +123,7 @@ def plan_at_start(
         earlier: the checkpointing that the run had before it was resumed. It stays on the same cards, with the same
             ranks and settings, as long as it fits.
         begins: it goes on from no checkpoint, so it may turn out too short to be compiled.
+        num_replicated: layers whose frozen weights are whole already; None: to be chosen.
     """
     config = resolved.config
     auto = config.train_config.activation_checkpointing == "auto"
@@ -118,39 +131,57 @@ def plan_at_start(
     try:
         hardware = own_hardware(config.train_config, config.planning_config, env)
         card = replace(hardware.card, memory_gib=min(hardware.card.memory_gib, memory_gib))
-        plan = _plan_with(resolved, replace(hardware, card=card), data, earlier, begins=begins)
+        hardware_of_all = replace(hardware, card=card)
+        plan = _plan_with(resolved, hardware_of_all, data, earlier, begins=begins, num_replicated=num_replicated)
         network = RunNetwork(plan.resolved.policies.layout, find_traffic(plan.model), hardware)
     except Exception as error:  # the run is worth more than its plan: it goes on without one
         why = f"this run could not be planned ({in_one_line(error)})"
         notes = (f"activation_checkpointing: auto is this run's default, since {why}",) if auto else ()
         if config.train_config.activation_offloading == "auto":
             notes = (*notes, f"activation_offloading: auto moves all activations, since {why}")
+        if config.train_config.use_peft and resolved.policies.layout.num_replicated is None:
+            notes = (*notes, f"num_replicated_layers: auto is none, since {why}")
         return PlanAtStart(None, None, None, None, (f"{PLAN}: not written, since {why}", *notes))
     empty = plan.model.empty
     offloaded = Offloaded(empty.num_offloaded, int(plan.memory.pinned_gib * GIB))
-    return PlanAtStart(plan.to_dict(), empty.checkpointing, offloaded, network, plan.choices, plan.too_short)
+    replicated = plan.resolved.policies.layout.num_replicated
+    return PlanAtStart(
+        plan.to_dict(), empty.checkpointing, offloaded, network, plan.choices, plan.too_short, replicated
+    )
 
 
 def _plan_with(
-    resolved: Resolved, hardware: Hardware, data: DataFacts, earlier: EarlierChoice | None, *, begins: bool
+    resolved: Resolved,
+    hardware: Hardware,
+    data: DataFacts,
+    earlier: EarlierChoice | None,
+    *,
+    begins: bool,
+    num_replicated: int | None,
 ) -> Plan:
     """The plan with the earlier checkpointing if that holds here, else with one that is chosen anew."""
     config = resolved.config
-    global_batch = resolved.batches.global_batch_size  # that of the checkpoint, if it goes on from one
+    # The global batch is that of the checkpoint, if it goes on from one.
+    plan_anew = partial(
+        plan_of,
+        config,
+        hardware,
+        data,
+        num_replicated=num_replicated,
+        resumed_size=resolved.batches.global_batch_size,
+    )
     if earlier is None:
-        return plan_of(
-            config, hardware, data, resumed_size=global_batch, may_be_too_short=begins and resolved.chose_to_compile
-        )
+        return plan_anew(may_be_too_short=begins and resolved.chose_to_compile)
     obstacle = earlier.obstacle
     if earlier.card != hardware.card.name:
         obstacle = f"it was made for {earlier.card}"
     if obstacle is None:
-        plan = plan_of(config, hardware, data, checkpointing=earlier.checkpointing, resumed_size=global_batch)
+        plan = plan_anew(checkpointing=earlier.checkpointing)
         if plan.memory.device_verdict != "does_not_fit":
             line = f"activation_checkpointing: {plan.model.empty.checkpointing}, as in the checkpoint"
-            return replace(plan, choices=(line,)) if config.train_config.activation_checkpointing == "auto" else plan
+            return replace(plan, choices=(line, *plan.choices)) if config.train_config.activation_checkpointing == "auto" else plan
         obstacle = "it does not fit any more"
-    plan = plan_of(config, hardware, data, resumed_size=global_batch)
+    plan = plan_anew()
     if plan.choices and plan.model.empty.checkpointing != earlier.checkpointing:
         before = f"activation_checkpointing: {earlier.checkpointing} in the checkpoint; chosen anew, since {obstacle}"
         return replace(plan, choices=(before, *plan.choices))

@@ -6,13 +6,21 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from configs.run import RunConfig
-from planning.chosen_checkpointing import choose_checkpointing, is_to_be_chosen, is_to_be_spared, spare_layers
+from planning.chosen_checkpointing import (
+    Seconds,
+    choose_checkpointing,
+    is_to_be_chosen,
+    is_to_be_spared,
+    spare_layers,
+)
 from planning.chosen_offloading import choose_offloading, with_offloading
+from planning.chosen_replication import Chosen, choose_replication
 from planning.chosen_tiles import choose_tiles, may_tile
 from planning.cost.counted_work import counted_work
 from planning.cost.row_counts import assumed_counts, mean_counts, shared_counts, slowest_counts
 from planning.cost.step_time import TimePlan, plan_time, why_no_time
 from planning.cost.step_work import micro_batch_work
+from planning.machines.cards import Card
 from planning.machines.group_speeds import Speeds
 from planning.machines.hardware import Hardware
 from planning.machines.planned_environment import planned_environment
@@ -51,6 +59,7 @@ class Plan:
             **self.resolved.to_dict(),
             "activation_checkpointing": str(self.model.empty.checkpointing),
             "num_offloaded_layers": self.model.empty.num_offloaded,
+            "num_replicated_layers": self.resolved.policies.layout.num_replicated,
             "micro_batch": {"rows": self.rows.rows, "widths": self.rows.widest, "source": self.rows.source},
             **self.memory.to_dict(),
             "seconds_per_step": None,
@@ -66,6 +75,7 @@ def plan_of(
     data: DataFacts | None = None,
     *,
     checkpointing: Checkpointing | None = None,
+    num_replicated: int | None = None,
     resumed_size: int | None = None,
     may_be_too_short: bool = False,
 ) -> Plan:
@@ -75,7 +85,7 @@ def plan_of(
 
     Args:
         data: what is known of the data; unset: rows are as long as --context_length lets them be.
-        checkpointing: what an earlier plan chose; None: it is chosen here.
+        checkpointing, num_replicated: what an earlier plan chose; None: it is chosen here.
         resumed_size: as in `resolve`.
         may_be_too_short: to be compiled, as --compile auto chose.
 
@@ -84,7 +94,7 @@ def plan_of(
     """
     data = data or DataFacts()
     env = planned_environment(hardware, config.train_config)
-    resolved = with_choice(resolve(config, env, resumed_size=resumed_size), checkpointing)
+    resolved = with_choice(resolve(config, env, resumed_size=resumed_size), checkpointing, None, num_replicated)
     rows = rows_of_run(resolved, data.lengths, eval_lengths=data.eval_lengths, is_start=data.is_start)
     if data.label_share is not None:
         rows = replace(rows, label_share=data.label_share, image_share=data.image_share, teacher_size=data.teacher_size)
@@ -97,29 +107,42 @@ def plan_of(
         why = None if fastest is None else why_too_short(fastest.seconds_per_run)
         if why is not None:
             config = uncompiled(config, why)
-            plan = plan_of(config, hardware, data, checkpointing=checkpointing, resumed_size=resumed_size)
+            plan = plan_of(
+                config,
+                hardware,
+                data,
+                checkpointing=checkpointing,
+                num_replicated=num_replicated,
+                resumed_size=resumed_size,
+            )
             return replace(plan, too_short=why)
-    model, memory, choices = _with_choices(model, hardware, rows, data)
-    if config.train_config.activation_offloading == "auto":
-        model, memory, line = choose_offloading(model, hardware.card, rows)
-        choices += (line,)
-    time = time_of(model, hardware, rows, data, moved_bytes=memory.moved_gib * GIB)
-    time_notes = (why_no_time(model, hardware),) if time is None else time.notes
-    notes = (*resolved.config.notes, *resolved.notes, *model.empty.notes, *model.adapted.notes, *data.notes, *choices)
-    notes += (*memory.notes, *filter(None, time_notes))
-    return Plan(hardware, env, resolved, model, rows, memory, time, notes, choices)
-
-
-def _with_choices(
-    model: PlannedModel, hardware: Hardware, rows: RowLengths, data: DataFacts
-) -> tuple[PlannedModel, MemoryPlan, tuple[str, ...]]:
-    """The model with its checkpointing and its tiles chosen, the plan of its memory, and lines to print."""
-    card, asked = hardware.card, model.empty.checkpointing
 
     def seconds(planned: PlannedModel, memory: MemoryPlan) -> float | None:
         time = time_of(planned, hardware, rows, data, moved_bytes=memory.moved_gib * GIB)
         return None if time is None else time.seconds_per_step
 
+    def choose(planned: PlannedModel) -> Chosen:
+        return _with_choices(planned, hardware.card, rows, seconds)
+
+    model, memory, choices = choose_replication(model, hardware.card, rows, choose, seconds)
+    time = time_of(model, hardware, rows, data, moved_bytes=memory.moved_gib * GIB)
+    time_notes = (why_no_time(model, hardware),) if time is None else time.notes
+    notes = (*resolved.config.notes, *resolved.notes, *model.empty.notes, *model.adapted.notes, *data.notes, *choices)
+    notes += (*memory.notes, *filter(None, time_notes))
+    return Plan(hardware, env, model.resolved, model, rows, memory, time, notes, choices)
+
+
+def _with_choices(model: PlannedModel, card: Card, rows: RowLengths, seconds: Seconds) -> Chosen:
+    """The model with its checkpointing, tiles and offloading chosen, the plan of its memory, and lines to print."""
+    model, memory, lines = _with_recomputing(model, card, rows, seconds)
+    if model.config.train_config.activation_offloading != "auto":
+        return model, memory, lines
+    model, memory, line = choose_offloading(model, card, rows)
+    return model, memory, (*lines, line)
+
+
+def _with_recomputing(model: PlannedModel, card: Card, rows: RowLengths, seconds: Seconds) -> Chosen:
+    asked = model.empty.checkpointing
     if is_to_be_chosen(model):
         model, memory, line = choose_checkpointing(model, card, rows, seconds)
         lines: tuple[str, ...] = (line,)

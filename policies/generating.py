@@ -8,6 +8,7 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
 
 from policies.adapters.adapted_model import base_model
 from policies.apply_policies import Policies
@@ -67,7 +68,7 @@ def _fits(model: nn.Module, policies: Policies, env: Environment) -> bool:
     """Whether the whole weights, as they are computed with, take at most half of the free memory of every rank."""
     precision = policies.precision
     num_bytes = 0
-    for parameter in model.parameters():
+    for parameter in (p for p in model.parameters() if isinstance(p, DTensor)):  # others are whole already
         casts = parameter.is_floating_point() and precision.casts
         num_bytes += parameter.numel() * (precision.compute_dtype.itemsize if casts else parameter.element_size())
     # One rank without room decides for all, since every rank must gather the same units.

@@ -14,7 +14,7 @@ So one policy casts in every layout, and the numbers are the same.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -28,6 +28,7 @@ from torch.nn.parallel import DistributedDataParallel
 from configs.fsdp import FsdpConfig
 from configs.training import TrainConfig
 from policies.mixed_precision import Precision
+from policies.replicated_weights import num_asked
 from ranks.environment import Environment
 from ranks.process_group import set_timeouts
 from utils.compat import no_buffer_sync
@@ -45,6 +46,7 @@ class Layout:
     mesh_shape: tuple[int, int]
     reshard_after_forward: bool
     cpu_offload: bool = False  # parameters, gradients and optimizer states in host memory
+    num_replicated: int | None = 0  # layers whose frozen weights stay whole; None: a plan chooses, else none do
 
     def parameter_device(self, device: torch.device) -> torch.device:
         """Where the parameters of a rank that computes on `device` live between uses."""
@@ -59,6 +61,8 @@ def choose_layout(train: TrainConfig, fsdp: FsdpConfig, precision: Precision, en
             gradients cannot be reduced in --reduce_dtype.
     """
     layout = _layout_of_flags(train, fsdp, precision, env)
+    gathers = layout.kind == "fully_shard" and layout.mesh_shape[1] > 1 and not layout.cpu_offload
+    layout = replace(layout, num_replicated=num_asked(fsdp, precision) if gathers else 0)
     if fsdp.reduce_dtype == "bf16" and env.world_size == 1:
         raise ConfigError(
             "--reduce_dtype: bf16 is for sums over ranks, and this run has one process; start several, or leave this "
@@ -107,9 +111,19 @@ def _hybrid_mesh_shape(fsdp: FsdpConfig, env: Environment) -> tuple[int, int]:
 
 
 def shard(
-    model: nn.Module, units: Sequence[nn.Module], layout: Layout, precision: Precision, device: torch.device
+    model: nn.Module,
+    units: Sequence[nn.Module],
+    layout: Layout,
+    precision: Precision,
+    device: torch.device,
+    *,
+    replicated: Collection[nn.Parameter] = (),
 ) -> None:
-    """Shard the model's parameters over the ranks, if the layout does. They may still be on the meta device."""
+    """Shard the model's parameters over the ranks, if the layout does. They may still be on the meta device.
+
+    Args:
+        replicated: those that stay whole on every rank (`policies.replicated_weights`).
+    """
     if layout.kind != "fully_shard":
         return
     mesh = init_device_mesh(device.type, layout.mesh_shape, mesh_dim_names=("replicate", "shard"))
@@ -120,6 +134,7 @@ def shard(
     # Copies overlap with computing only from pinned memory; without a GPU there is nothing to pin it for.
     offload = CPUOffloadPolicy(pin_memory=device.type == "cuda") if layout.cpu_offload else OffloadPolicy()
     options: dict[str, Any] = {"mesh": mesh, "mp_policy": precision.policy, "offload_policy": offload}
+    options["ignored_params"] = set(replicated) or None
     for unit in units:  # inner ones first: each takes the parameters that no earlier unit has
         fully_shard(unit, reshard_after_forward=layout.reshard_after_forward, **options)
     # The root's own parameters (norm, head) are needed again at once in backward: never reshard them in between.

@@ -63,7 +63,8 @@ def try_to_compile(
     else:
         return built, inputs, plan
     # Layers as they were written keep more for backward.
-    resolved, plan = follow_plan(resolved, env, inputs.data_facts, checkpoint)
+    replicated = resolved.policies.layout.num_replicated
+    resolved, plan = follow_plan(resolved, env, inputs.data_facts, checkpoint, num_replicated=replicated)
     if plan.checkpointing is not None:
         built = with_choices(built, plan.checkpointing, plan.offloaded)
     return built, replace(inputs, resolved=resolved), plan

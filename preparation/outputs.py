@@ -51,6 +51,7 @@ def record_run(inputs: Inputs, parts: TrainingParts, save_plan: SavePlan, env: E
         "num_units": num_units(trainable.model),
         "activation_checkpointing": str(empty.checkpointing),
         "num_offloaded_layers": empty.num_offloaded,
+        "num_replicated_layers": inputs.resolved.policies.layout.num_replicated or 0,
         "attention": empty.attention,
         "accumulate_unsharded": trainable.accumulation.unsharded,
         "keep_last": save_plan.keep_last,

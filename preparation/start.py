@@ -107,9 +107,15 @@ def join_ranks_of_rows(resolved: Resolved, env: Environment) -> Resolved:
 
 
 def follow_plan(
-    resolved: Resolved, env: Environment, data: Callable[[], DataFacts], checkpoint: Checkpoint | None = None
+    resolved: Resolved,
+    env: Environment,
+    data: Callable[[], DataFacts],
+    checkpoint: Checkpoint | None = None,
+    *,
+    num_replicated: int | None = None,
 ) -> tuple[Resolved, PlanAtStart]:
-    """The plan, and the settings with what it chose: checkpointing, offloading, and not to compile a short run.
+    """The plan, and the settings with what it chose: checkpointing, offloading, replicated layers, and not to compile a
+    short run.
 
     Every rank must call this.
 
@@ -119,15 +125,17 @@ def follow_plan(
     Args:
         data: returns the facts of the data; called on rank 0.
         checkpoint: the one that the run goes on from.
+        num_replicated: layers of the model that are replicated, if it is built already.
 
     Raises:
         ConfigError: on every rank, if what moves to host memory does not fit there.
     """
     earlier = earlier_choice(checkpoint, resolved.config, env.world_size)
-    plan = plan_for_all(resolved, env, data, earlier, begins=checkpoint is None)
+    begins = checkpoint is None
+    plan = plan_for_all(resolved, env, data, earlier, begins=begins, num_replicated=num_replicated)
     plan.check_host(resolved.config)
     if plan.too_short is not None:
         resolved = without_compiling(resolved, plan.too_short)
         print_rank_zero(env, resolved.config.notes[-1])
     seed_everything(resolved.config.train_config.seed)  # adapters are drawn alike on every rank
-    return with_choice(resolved, plan.checkpointing, plan.offloaded), plan
+    return with_choice(resolved, plan.checkpointing, plan.offloaded, plan.num_replicated), plan

@@ -236,10 +236,15 @@ def _attention_kinds(train: TrainConfig, task: Task, model_config: PreTrainedCon
 
 
 def with_choice(
-    resolved: Resolved, checkpointing: Checkpointing | None, offloaded: Offloaded | None = None
+    resolved: Resolved,
+    checkpointing: Checkpointing | None,
+    offloaded: Offloaded | None = None,
+    num_replicated: int | None = None,
 ) -> Resolved:
-    """The settings with the checkpointing and the offloading that a plan chose; None: the flags decide."""
+    """The settings with what a plan chose: checkpointing, offloading, replicated layers; None: the flags decide."""
     policies = resolved.policies._replace(checkpointing=checkpointing, offloaded=offloaded)
+    if num_replicated is not None:
+        policies = policies._replace(layout=replace(policies.layout, num_replicated=num_replicated))
     return replace(resolved, policies=policies)
 
 

@@ -11,7 +11,7 @@ from torch import nn
 from data.batches.counts import BatchCounts
 from planning.machines.group_speeds import Speeds
 from planning.model.float8_weights import float8_weights
-from planning.model.planned_model import PlannedModel
+from planning.model.planned_model import PlannedModel, replicated_in
 from policies.apply_policies import Adapted
 from policies.context_parallel.exchange import repeats_of_keys
 from utils.layer_configs import head_dim_of, layer_configs
@@ -40,7 +40,11 @@ def find_traffic(planned: PlannedModel) -> Traffic:
     computed = precision.compute_dtype if precision.casts else None
     in_float8 = float8_weights(adapted, planned.resolved).gathered
 
+    replicated = frozenset(map(id, replicated_in(planned)))
+
     def gathered(parameter: nn.Parameter) -> int:
+        if id(parameter) in replicated:
+            return 0
         return parameter.numel() * (1 if id(parameter) in in_float8 else _item_size(parameter, computed))
 
     all_bytes = sum(map(gathered, adapted.model.parameters()))
@@ -53,7 +57,7 @@ def find_traffic(planned: PlannedModel) -> Traffic:
         units_bytes=units_bytes,
         root_bytes=all_bytes - units_bytes,
         gradient_bytes=gradient_bytes,
-        num_units=len(adapted.units) + 1,
+        num_units=sum(any(id(p) not in replicated for p in unit.parameters()) for unit in adapted.units) + 1,
         num_trained_units=sum(map(bool, trained)),
         num_micro_batches=planned.resolved.batches.gradient_accumulation_steps,
         reduces_once=planned.accumulation.unsharded,

@@ -24,6 +24,7 @@ class Scheme:
     reshards_after_forward: bool = True
     compute_dtype: torch.dtype | None = None  # gathered weights are cast to it; None: they are not
     in_float8: frozenset[int] = frozenset()  # ids of parameters that are gathered in float8 instead
+    replicated: frozenset[int] = frozenset()  # ids of those that stay whole on every rank, and are not gathered
     reduce_dtype: torch.dtype = torch.float32
     num_micro_batches: int = 1
     accumulates_unsharded: bool = True
@@ -51,7 +52,7 @@ class HeldBytes:
         found, rest = units_of(model, units if scheme.shards else ())
 
         def measure(parameters: Sequence[nn.Parameter]) -> UnitBytes:
-            return unit_bytes(parameters, scheme.num_shards, scheme.compute_dtype, scheme.in_float8)
+            return unit_bytes(parameters, scheme.num_shards, scheme.compute_dtype, scheme.in_float8, scheme.replicated)
 
         self.root, self._of_root = measure(rest), set(map(id, rest))
         self.units = {unit: measure(parameters) for unit, parameters in found.items() if parameters}

@@ -35,7 +35,7 @@ from planning.memory.row_lengths import RowLengths
 from planning.memory.sharded_bytes import add_statistics, largest_read, local_parts
 from planning.memory.step_memory import Bytes, StepMemory
 from planning.model.float8_weights import float8_weights
-from planning.model.planned_model import PlannedModel, with_checkpointing
+from planning.model.planned_model import PlannedModel, replicated_in, with_checkpointing
 from policies.activations.host_pool import chunk_bytes
 from policies.wrapping import find_layers, outermost
 from tasks.task import MicroBatch
@@ -169,6 +169,7 @@ def scheme_of(planned: PlannedModel) -> Scheme:
         reshards_after_forward=layout.reshard_after_forward,
         compute_dtype=precision.compute_dtype if layout.kind == "fully_shard" and precision.casts else None,
         in_float8=float8_weights(planned.adapted, planned.resolved).gathered,
+        replicated=frozenset(map(id, replicated_in(planned))),
         reduce_dtype=precision.reduce_dtype,
         num_micro_batches=planned.resolved.batches.gradient_accumulation_steps,
         accumulates_unsharded=planned.accumulation.unsharded,

@@ -44,6 +44,7 @@ def unit_bytes(
     num_shards: int,
     compute_dtype: torch.dtype | None,
     in_float8: frozenset[int] = frozenset(),
+    replicated: frozenset[int] = frozenset(),
 ) -> UnitBytes:
     """The bytes of one unit.
 
@@ -51,9 +52,13 @@ def unit_bytes(
         num_shards: ranks that share it out, by rows (`fully_shard`); the first rank has the most.
         compute_dtype: weights are cast to it when they are gathered; None: they are not.
         in_float8: ids of those that are gathered in float8 instead; their gradients are not.
+        replicated: ids of those that stay whole on every rank.
     """
     stored = whole = grads = whole_grads = stored_grads = num_trained = 0
     for parameter in parameters:
+        if id(parameter) in replicated:
+            stored += parameter.nbytes
+            continue
         casts = compute_dtype is not None and parameter.is_floating_point()
         size = (compute_dtype if casts and compute_dtype else parameter.dtype).itemsize
         local = local_numel(parameter, num_shards)

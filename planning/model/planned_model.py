@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from torch import nn
+
 from configs.run import RunConfig
 from planning.model.compiled_loss import compiled_cross_entropy
 from policies.activations.checkpointing import Checkpointing, apply_activation_checkpointing
 from policies.apply_policies import Adapted, adapt_model
 from policies.building import MetaModel, build_empty
+from policies.replicated_weights import replicated_weights
 from policies.sharding import Accumulation, choose_accumulation
 from ranks.environment import Environment
 from resolving.resolved import Resolved
@@ -72,6 +75,23 @@ def build_planned_model(
         accumulation=choose_accumulation(asked, policies.layout, policies.precision, adapted.model, env.device_facts),
         num_embeddings=num_embeddings,
     )
+
+
+def replicated_in(planned: PlannedModel) -> list[nn.Parameter]:
+    """The frozen weights that stay whole on every rank.
+
+    Raises:
+        ConfigError: if more layers were asked for than there are.
+    """
+    number = planned.resolved.policies.layout.num_replicated or 0
+    return replicated_weights(planned.adapted.model, planned.adapted.layers, number)
+
+
+def with_replicated(planned: PlannedModel, num_layers: int) -> PlannedModel:
+    """The same model with the frozen weights of so many layers whole on every rank. They share their modules."""
+    resolved, policies = planned.resolved, planned.resolved.policies
+    policies = policies._replace(layout=replace(policies.layout, num_replicated=num_layers))
+    return replace(planned, resolved=replace(resolved, policies=policies))
 
 
 def with_checkpointing(planned: PlannedModel, checkpointing: Checkpointing) -> PlannedModel:

@@ -10,6 +10,7 @@ from typing import TypeGuard
 import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
 from torch.func import functional_call
 from torch.nn import functional
 from transformers import PreTrainedModel
@@ -291,7 +292,8 @@ def gathering_changes_nothing(model: nn.Module) -> Iterator[None]:
 
 
 def _packed_in(unit: nn.Module) -> Iterator[tuple[nn.Module, str, PackedWeight]]:
-    """The packed parameters of a unit: their modules, their names there, and what packs them."""
+    """The packed parameters that a unit shards: their modules, their names there, and what packs them."""
     for module in unit.modules():
         for name, packing in packed_weights(module).items():
-            yield module, name, packing
+            if isinstance(getattr(module, name), DTensor):
+                yield module, name, packing

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
@@ -66,15 +67,15 @@ def materialise(
     """
     # Listed before they get memory. Adapters have values already, and are not on the meta device.
     names = [name for name, parameter in base.named_parameters() if parameter.is_meta]
+    for parameter in model.parameters():
+        if parameter.is_meta and not isinstance(parameter, DTensor):
+            empty = torch.empty_like(parameter, device=parameter_device)
+            # In place, so that tied weights stay one parameter.
+            torch.utils.swap_tensors(parameter, nn.Parameter(empty, parameter.requires_grad))
     if isinstance(model, FSDPModule):
         # Sharded tensors are swapped in place, so that tied weights stay tied.
         model._apply(lambda tensor: torch.empty_like(tensor, device=parameter_device) if tensor.is_meta else tensor)
     else:
-        for parameter in model.parameters():
-            if parameter.is_meta:
-                empty = torch.empty_like(parameter, device=parameter_device)
-                # In place, so that tied weights stay one parameter.
-                torch.utils.swap_tensors(parameter, nn.Parameter(empty, parameter.requires_grad))
         model.to(compute_device)  # adapters and buffers
     targets = {plain_name(name): _target(base, name) for name in names}
     targets |= {plain_name(name): Target(base.get_buffer(name)) for name in saved_buffers(base)}
