@@ -92,9 +92,7 @@ def carry_out(argv: Sequence[str], env: Environment, watchdog: Watchdog, *, ends
             else:
                 with timed_log():
                     job = prepare(config, env, watchdog, lock)
-                    oom_report.knows(
-                        job.reporter.ledger, job.folder, job.checkpointing, job.resumed_size, job.batch_flags
-                    )
+                    oom_report.knows(job.reporter.ledger, job.folder, job.decided, job.batch_flags)
                     run(job, watchdog, StopRequests(env, job.folder, ends_process))
 
 

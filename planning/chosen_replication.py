@@ -62,7 +62,7 @@ def choose_replication(
 
 def _most_replicated(chosen: Chosen, card: Card, rows: RowLengths) -> Chosen:
     """The same run with as many layers replicated as there is room for."""
-    model, memory, lines = chosen
+    model, _, lines = chosen
     checkpointing, num_layers = model.empty.checkpointing, len(layers_of(model))
     alike = {
         mode: bytes_of_run(with_checkpointing(model, checkpointing.alike(mode)), card, rows)

@@ -179,7 +179,11 @@ def _plan_with(
         plan = plan_anew(checkpointing=earlier.checkpointing)
         if plan.memory.device_verdict != "does_not_fit":
             line = f"activation_checkpointing: {plan.model.empty.checkpointing}, as in the checkpoint"
-            return replace(plan, choices=(line, *plan.choices)) if config.train_config.activation_checkpointing == "auto" else plan
+            return (
+                replace(plan, choices=(line, *plan.choices))
+                if config.train_config.activation_checkpointing == "auto"
+                else plan
+            )
         obstacle = "it does not fit any more"
     plan = plan_anew()
     if plan.choices and plan.model.empty.checkpointing != earlier.checkpointing:

@@ -19,8 +19,8 @@ from checkpointing.train_state import TrainState
 from configs.run import RunConfig
 from data.loaders import Loaders
 from planning.cost.network_waits import RunNetwork
+from planning.out_of_memory.predicted import Decided
 from planning.plan_file import write_plan
-from policies.activations.checkpointing import Checkpointing
 from preparation.building import Trainable, build, build_model, check_losses
 from preparation.compile_trial import try_to_compile
 from preparation.outputs import open_reporter, open_saver, record_run, show_start, take_folder
@@ -70,9 +70,8 @@ class Job:
     watchdog: Watchdog
     folder: Path
     export: Callable[[], Path]  # writes the weights in Hugging Face format and returns their folder
-    checkpointing: Checkpointing  # of activations
+    decided: Decided  # for the plan of an out-of-memory report
     advice: tuple[str, ...]  # lines to print at the end
-    resumed_size: int | None  # rows of the global batch of the checkpoint that the run goes on from
     batch_flags: tuple[str, ...]  # of the batches that the run chose
 
 
@@ -161,8 +160,11 @@ def prepare(config: RunConfig, env: Environment, watchdog: Watchdog, lock: RunLo
         watchdog=watchdog,
         folder=folder,
         export=partial(export_model, model, saved, folder, dtype=resolved.saved_dtype, rope=resolved.config_overrides),
-        checkpointing=parts.empty.checkpointing,
+        decided=Decided(
+            parts.empty.checkpointing,
+            resolved.policies.layout.num_replicated,
+            resumed_size=None if checkpoint is None else resolved.batches.global_batch_size,
+        ),
         advice=tuple(few_steps_lines(config, record.start, record.resolved, record.description["data"])),
-        resumed_size=None if checkpoint is None else resolved.batches.global_batch_size,
         batch_flags=resolved.batch_flags,
     )

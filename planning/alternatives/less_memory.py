@@ -73,6 +73,9 @@ def device_changes(
     if phase in OF_STEPS and train.batch_size_training > 1:
         for rows in _fewer_rows(train.batch_size_training):
             yield Change("fewer rows at once, as many per step", _smaller_micro_batch(config, rows))
+    shards = train.enable_fsdp and fsdp.sharding_strategy != "NO_SHARD" and not (is_cpu or fsdp.fsdp_cpu_offload)
+    if phase in _OF_MODEL and shards and train.use_peft and fsdp.num_replicated_layers != 0:
+        yield Change("frozen weights of every layer sharded", ("--num_replicated_layers", "0"))
     is_auto = train.activation_checkpointing == "auto"
     spares = checkpointing is not None and len(checkpointing.modes) > 1 and recomputes == "full"
     every = ("--spare_layers", "False") if spares else ()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -58,14 +59,21 @@ def figures_on_cpu(host_gib: Mapping[str, float]) -> AllocatorFigures:
     return AllocatorFigures(capacity=tensors, allocated=tensors)
 
 
+class Decided(NamedTuple):
+    """What the start of a run decided besides its settings."""
+
+    checkpointing: Checkpointing | None = None  # of activations
+    num_replicated: int | None = None  # layers whose frozen weights stay whole
+    resumed_size: int | None = None  # rows of the global batch of the checkpoint that it went on from, and will again
+
+
 def plans_for(
     config: RunConfig,
     env: Environment,
     figures: AllocatorFigures,
     phase: str,
     batch: FailedBatch | None,
-    checkpointing: Checkpointing | None = None,
-    resumed_size: int | None = None,
+    decided: Decided | None = None,
 ) -> Plans | None:
     """Plans runs on these ranks' devices; None if the error did not tell how full the device was.
 
@@ -73,8 +81,7 @@ def plans_for(
         phase: the one that memory ran out in.
         batch: the one that did not fit: every row counts as long as its longest, with the batch's fraction of label
             tokens.
-        checkpointing: of the run that failed. Runs with other flags may choose anew.
-        resumed_size: rows of the global batch of the checkpoint that the run went on from, and will again.
+        decided: of the run that failed. Runs with other flags may choose anew.
     """
     if figures.room is None or figures.allocated is None:
         return None
@@ -90,9 +97,10 @@ def plans_for(
 
     def predict(changed: RunConfig) -> PredictedRun:
         # The failed run is planned as it was; a changed one as it would be started.
-        chosen = checkpointing if changed.to_dict() == config.to_dict() else None
+        start = decided or Decided()
+        same = start if changed.to_dict() == config.to_dict() else Decided(resumed_size=start.resumed_size)
         facts = DataFacts(lengths=lengths, label_share=label_share)
-        plan = plan_of(changed, hardware, facts, checkpointing=chosen, resumed_size=resumed_size)
+        plan = plan_of(changed, hardware, facts, **same._asdict())
         return PredictedRun(plan, None if batch is None else batch.longest_row)
 
     return Plans(

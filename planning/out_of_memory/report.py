@@ -24,8 +24,7 @@ from configs.run import RunConfig
 from planning.alternatives.less_memory import EXPANDABLE_SEGMENTS, Change, cheapest, device_changes, host_changes
 from planning.out_of_memory.failure_scene import FailedLayer, batch_of, largest_module, layer_of, phase_of, stack_of
 from planning.out_of_memory.memory_account import NUM_LARGEST, MemoryAccount, Suggestion, suggestion_lines
-from planning.out_of_memory.predicted import figures_on_cpu, plans_for
-from policies.activations.checkpointing import Checkpointing
+from planning.out_of_memory.predicted import Decided, figures_on_cpu, plans_for
 from ranks.environment import Environment, launch_command
 from reporting.memory_ledger import MemoryLedger, bytes_by_name
 from reporting.report.page import write_at_end
@@ -101,28 +100,24 @@ class OutOfMemoryReport:
         self._reserve = mmap.mmap(-1, RESERVE_BYTES, flags=_UNTOUCHED) if env.device.type == "cpu" else None
         self.ledger: MemoryLedger | None = None
         self.folder: Path | None = None
-        self.checkpointing: Checkpointing | None = None
-        self.resumed_size: int | None = None
+        self.decided = Decided()
 
     def knows(
         self,
         ledger: MemoryLedger,
         folder: Path,
-        checkpointing: Checkpointing,
-        resumed_size: int | None,
+        decided: Decided,
         batch_flags: Sequence[str],
     ) -> None:
         """Take the facts of the run that are known once it is loaded.
 
         Args:
-            resumed_size: rows of the global batch of the checkpoint that it goes on from.
             batch_flags: flags of the batches that it chose.
         """
         if batch_flags:
             self.argv = changed_flags(self.argv, batch_flags)
             self.config = parse_flags(self.argv)
-        self.ledger, self.folder = ledger, folder
-        self.checkpointing, self.resumed_size = checkpointing, resumed_size
+        self.ledger, self.folder, self.decided = ledger, folder, decided
 
     def __enter__(self) -> OutOfMemoryReport:
         return self
@@ -223,7 +218,7 @@ class OutOfMemoryReport:
             found = cheapest(of_host, self.argv, account.phase, None)
         else:
             changes = device_changes(
-                self.config, account.phase, self.env.world_size, is_cpu=is_cpu, checkpointing=self.checkpointing
+                self.config, account.phase, self.env.world_size, is_cpu=is_cpu, checkpointing=self.decided.checkpointing
             )
             if account.is_fragmented and not grows_segments():
                 unused = (account.figures.unused or 0) / GIB
@@ -238,9 +233,8 @@ class OutOfMemoryReport:
         """With figures, if such runs can be planned."""
         changes = list(changes)
         try:
-            of_run = (self.checkpointing, self.resumed_size)
             figures = account.figures if account.whose == "device" else figures_on_cpu(account.host_figures)
-            plans = plans_for(self.config, self.env, figures, account.phase, account.batch, *of_run)
+            plans = plans_for(self.config, self.env, figures, account.phase, account.batch, self.decided)
             return cheapest(changes, self.argv, account.phase, plans)
         except Exception:  # a plan that cannot be made must not hide the account
             return cheapest(changes, self.argv, account.phase, None)

@@ -172,6 +172,22 @@ PREFIX = "--use_peft --peft_method prefix --batching_strategy padding"
             "give one",
         ),
         ("--fsdp_cpu_offload", "--fsdp_cpu_offload: True needs --enable_fsdp", "add it"),
+        ("--use_peft --num_replicated_layers 2", "--num_replicated_layers: 2 needs --enable_fsdp", "add it"),
+        (
+            "--enable_fsdp --num_replicated_layers 2",
+            "--num_replicated_layers: this run trains all weights",
+            "leave this",
+        ),
+        (
+            "--enable_fsdp --use_peft --sharding_strategy NO_SHARD --num_replicated_layers 2",
+            "--num_replicated_layers: NO_SHARD keeps all weights whole",
+            "leave one",
+        ),
+        (
+            "--enable_fsdp --use_peft --fsdp_cpu_offload --num_replicated_layers 2",
+            "--num_replicated_layers: --fsdp_cpu_offload keeps weights in host memory",
+            "leave one",
+        ),
         ("--num_offloaded_layers 2", "--num_offloaded_layers: needs --activation_offloading True", "add it"),
         (
             "--activation_offloading auto --num_offloaded_layers 2",

@@ -60,7 +60,7 @@ def gathered_gb(run: Path) -> float:
     return float(next(e["all_gather_sent_gb"] for e in read_metrics(run) if e["event"] == "communication"))
 
 
-@pytest.mark.parametrize("case", slow_but(4, list(CASES)))
+@pytest.mark.parametrize("case", slow_but(3, list(CASES)))
 def test_a_run_with_whole_weights_has_the_bits_of_the_sharded_one_and_gathers_less(case: str, runs: Made) -> None:
     assert_bit_equal(runs[case, NUM_LAYERS], runs[case, 0])
     assert gathered_gb(runs[case, NUM_LAYERS]) < gathered_gb(runs[case, 0])
@@ -73,10 +73,16 @@ def test_weights_of_one_layer_of_two_are_gathered(runs: Made) -> None:
     assert gathered_gb(both) < 0.05 * gathered_gb(none), "adapters alone"
 
 
-@pytest.mark.parametrize("case", slow_but(2, ["lora, fp32", "freeze_layers", "qlora"]))
+@pytest.mark.parametrize("case", slow_but(1, ["lora, fp32", "freeze_layers", "qlora"]))
 @pytest.mark.parametrize(("before", "after"), [(0, NUM_LAYERS), (NUM_LAYERS, 0)])
 def test_a_run_goes_on_with_other_weights_whole(
-    case: str, before: int, after: int, runs: Made, models: dict[bool, Path], process_group: ProcessGroup, tmp_path: Path
+    case: str,
+    before: int,
+    after: int,
+    runs: Made,
+    models: dict[bool, Path],
+    process_group: ProcessGroup,
+    tmp_path: Path,
 ) -> None:
     killed = as_if_killed_after(2, runs[case, before], tmp_path / "killed")
     process_group.train([*argv_of(models, killed, case, after), "--resume", "auto"], 2)
