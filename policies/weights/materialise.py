@@ -67,11 +67,13 @@ def materialise(
     """
     # Listed before they get memory. Adapters have values already, and are not on the meta device.
     names = [name for name, parameter in base.named_parameters() if parameter.is_meta]
-    for parameter in model.parameters():
-        if parameter.is_meta and not isinstance(parameter, DTensor):
+    for parameter in (p for p in model.parameters() if not isinstance(p, DTensor)):
+        if parameter.is_meta:
             empty = torch.empty_like(parameter, device=parameter_device)
             # In place, so that tied weights stay one parameter.
             torch.utils.swap_tensors(parameter, nn.Parameter(empty, parameter.requires_grad))
+        else:  # a frozen adapter's
+            parameter.data = parameter.data.to(parameter_device)
     if isinstance(model, FSDPModule):
         # Sharded tensors are swapped in place, so that tied weights stay tied.
         model._apply(lambda tensor: torch.empty_like(tensor, device=parameter_device) if tensor.is_meta else tensor)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import yaml
 from transformers import AutoTokenizer
 
 from tests.helpers.aot_eager import with_aot_eager
@@ -13,6 +14,7 @@ from tests.helpers.mixtures import mixture
 from tests.helpers.pairwise import slow_but
 from tests.helpers.processes import ProcessGroup, log_lines, read_metrics, run_command
 from tests.helpers.resuming import as_if_killed_after, assert_bit_equal, flags_of
+from tests.helpers.small_card import on_small_card
 
 NUM_LAYERS = 2  # of every model here
 LORA = ["--use_peft", "--lora_config.r", "4", "--lora_config.target_modules"]
@@ -24,6 +26,7 @@ CASES: dict[str, list[str]] = {
     "freeze_layers": ["--freeze_layers", "--num_freeze_layers", "1"],
     "dora, kept gathered": [*ON_ATTENTION, "--lora_config.use_dora", "--sharding_strategy", "SHARD_GRAD_OP"],
     "recomputed, in groups": [*ON_ATTENTION, "--activation_checkpointing", "full", "--hsdp"],
+    "frozen adapters": [*ON_ATTENTION, "--freeze_layers", "--mixed_precision", "True"],
     "root, a checkpoint in one file": [*ON_ATTENTION, "--wrap", "root", "--checkpoint_type", "FULL_STATE_DICT"],
     "generating": [*ON_ATTENTION, "--eval_generate", "--max_new_tokens", "3", "--run_validation", "True"],
 }
@@ -87,6 +90,20 @@ def test_a_run_goes_on_with_other_weights_whole(
     killed = as_if_killed_after(2, runs[case, before], tmp_path / "killed")
     process_group.train([*argv_of(models, killed, case, after), "--resume", "auto"], 2)
     assert_bit_equal(killed, runs[case, before])
+
+
+def test_all_ranks_take_what_the_plan_has_room_for(
+    runs: Made, models: dict[bool, Path], process_group: ProcessGroup, tmp_path: Path
+) -> None:
+    argv = argv_of(models, tmp_path / "run", "lora, fp32", 0)
+    place = argv.index("--num_replicated_layers")
+    outcomes = process_group.train(on_small_card([*argv[:place], *argv[place + 2 :]], 10.0, 2), 2)
+    assert_bit_equal(tmp_path / "run", runs["lora, fp32", 0])
+    assert gathered_gb(tmp_path / "run") == gathered_gb(runs["lora, fp32", NUM_LAYERS])
+    assert outcomes[0].stdout.count("num_replicated_layers: auto is 2 of 2: ") == 1
+    assert "num_replicated_layers" not in outcomes[1].stdout
+    resolved = yaml.safe_load((tmp_path / "run/run.yaml").read_text())["resolved"]
+    assert resolved["num_replicated_layers"] == NUM_LAYERS
 
 
 @pytest.mark.slow
