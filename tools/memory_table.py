@@ -21,6 +21,7 @@ from utils.quiet import quiet_libraries
 
 METHODS = {"LoRA": ("--use_peft",), "QLoRA": ("--use_peft", "--quantization", "4bit"), "full": ()}
 FLAGS = ("--batch_size_training", "1", "--context_length", "2048", "--activation_checkpointing", "full")
+FLAGS += ("--num_replicated_layers", "0")  # what is needed, not what may be used
 
 
 def main(argv: Sequence[str] | None = None) -> int:
