@@ -120,7 +120,8 @@ ROWS["gpt-oss-20b-qlora-attention"] = Workload(
     "gpt-oss-20b", 1, 4096, [*ON_ATTENTION[:-2], *R8, "--quantization", "4bit", "--use_double_quant"]
 )
 ROWS["llama8b-full-2"] = Workload("llama8b", 2, 4096, ["--enable_fsdp", "--pure_bf16"], nproc=2)
-ROWS["qwen3-moe-lora-2"] = Workload(MOE, 2, 4096, [*ON_ATTENTION, "--enable_fsdp"], nproc=2)
+for name, flags in (("", []), ("-gathered", ["--num_replicated_layers", "0"])):
+    ROWS[f"qwen3-moe-lora-2{name}"] = Workload(MOE, 2, 4096, [*ON_ATTENTION, "--enable_fsdp", *flags], nproc=2)
 # Attention with sinks: packed documents, rows of one document each, and transformers' own attention in padded rows.
 EAGER = ["--use_fast_kernels", "False", "--batching_strategy", "padding"]
 for name, flags, documents in (("", [], "get_rows"), ("-packed", [], "get_documents"), ("-eager", EAGER, "get_rows")):
