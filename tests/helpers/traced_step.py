@@ -36,7 +36,6 @@ from planning.memory.device_kernels import KernelsOfCard
 from planning.memory.memory_plan import Parts
 from planning.memory.meta_batch import meta_batch
 from planning.memory.meta_pass import kernels_of
-from planning.model.planned_model import replicated_in
 from planning.planned_run import Plan
 from policies.attention.choice import BY_OFFSETS
 from policies.embedding_noise import EmbeddingNoise
@@ -73,8 +72,7 @@ def trace_step(plan: Plan) -> TracedStep:
     resolved, model = planned.resolved, planned.adapted.model
     with ExitStack() as stack:
         stack.enter_context(_fake_ranks(planned.env.world_size))
-        layout, precision = resolved.policies.layout, resolved.policies.precision
-        shard(model, planned.adapted.units, layout, precision, CPU, replicated=replicated_in(planned))
+        shard(model, planned.adapted.units, resolved.policies.layout, resolved.policies.precision, CPU)
         stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
         _to_cpu(model)
         model.train()
