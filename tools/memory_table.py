@@ -20,8 +20,11 @@ from utils.errors import ConfigError
 from utils.quiet import quiet_libraries
 
 METHODS = {"LoRA": ("--use_peft",), "QLoRA": ("--use_peft", "--quantization", "4bit"), "full": ()}
-FLAGS = ("--batch_size_training", "1", "--context_length", "2048", "--activation_checkpointing", "full")
-FLAGS += ("--num_replicated_layers", "0")  # what is needed, not what may be used
+# No replicated layers: what is needed, not what may be used.
+FLAGS = (
+    *("--batch_size_training", "1", "--context_length", "2048", "--activation_checkpointing", "full"),
+    *("--num_replicated_layers", "0"),
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
