@@ -12,6 +12,7 @@ from configs.changed_flags import changed_flags
 from configs.run import RunConfig
 from planning.alternatives.what_fits import NOTHING_FITS, fits_table, predictor, what_fits
 from planning.data_at_hand import data_at_hand
+from planning.larger_micro_batch import larger_micro_batch
 from planning.machines.planned_environment import describes_hardware, planned_environment, planned_hardware
 from planning.plan_table import parts_table, plan_table, verdict_line
 from planning.planned_run import plan_of
@@ -71,7 +72,8 @@ def dry_run(argv: Sequence[str], config: RunConfig, env: Environment) -> None:
         planned()
     print_rank_zero(env, *plan.notes)
     print_for_people("", plan_table(plan), "", parts_table(plan.memory), "")
-    print_rank_zero(env, verdict_line(plan))
+    faster = None if plan.memory.verdict == "does_not_fit" else larger_micro_batch(plan, data)
+    print_rank_zero(env, verdict_line(plan), *filter(None, [faster]))
     changes = []
     if plan.memory.verdict == "does_not_fit":
         predict = predictor(config, data, env)

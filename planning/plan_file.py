@@ -16,6 +16,7 @@ from checkpointing.earlier_choice import EarlierChoice
 from configs.run import RunConfig
 from planning.cost.network_waits import RunNetwork
 from planning.cost.traffic import find_traffic
+from planning.larger_micro_batch import larger_micro_batch
 from planning.machines.cards import CONTEXT_GIB
 from planning.machines.hardware import Hardware
 from planning.machines.planned_environment import own_hardware
@@ -134,6 +135,7 @@ def plan_at_start(
         hardware_of_all = replace(hardware, card=card)
         plan = _plan_with(resolved, hardware_of_all, data, earlier, begins=begins, num_replicated=num_replicated)
         network = RunNetwork(plan.resolved.policies.layout, find_traffic(plan.model), hardware)
+        notes = (*plan.choices, *filter(None, [larger_micro_batch(plan, data, begins=begins)]))
     except Exception as error:  # the run is worth more than its plan: it goes on without one
         why = f"this run could not be planned ({in_one_line(error)})"
         notes = (f"activation_checkpointing: auto is this run's default, since {why}",) if auto else ()
@@ -145,9 +147,7 @@ def plan_at_start(
     empty = plan.model.empty
     offloaded = Offloaded(empty.num_offloaded, int(plan.memory.pinned_gib * GIB))
     replicated = plan.resolved.policies.layout.num_replicated
-    return PlanAtStart(
-        plan.to_dict(), empty.checkpointing, offloaded, network, plan.choices, plan.too_short, replicated
-    )
+    return PlanAtStart(plan.to_dict(), empty.checkpointing, offloaded, network, notes, plan.too_short, replicated)
 
 
 def _plan_with(

@@ -95,9 +95,7 @@ def plan_of(
     data = data or DataFacts()
     env = planned_environment(hardware, config.train_config)
     resolved = with_choice(resolve(config, env, resumed_size=resumed_size), checkpointing, None, num_replicated)
-    rows = rows_of_run(resolved, data.lengths, eval_lengths=data.eval_lengths, is_start=data.is_start)
-    if data.label_share is not None:
-        rows = replace(rows, label_share=data.label_share, image_share=data.image_share, teacher_size=data.teacher_size)
+    rows = data_rows(resolved, data)
     model = build_planned_model(resolved, env, num_embeddings=data.num_embeddings, new_tokens=data.new_tokens)
     if config.train_config.activation_offloading == "auto":
         model = with_offloading(model, 0)  # until it is chosen
@@ -130,6 +128,14 @@ def plan_of(
     notes = (*resolved.config.notes, *resolved.notes, *model.empty.notes, *model.adapted.notes, *data.notes, *choices)
     notes += (*memory.notes, *filter(None, time_notes))
     return Plan(hardware, env, model.resolved, model, rows, memory, time, notes, choices)
+
+
+def data_rows(resolved: Resolved, data: DataFacts) -> RowLengths:
+    """How long the rows of such a run are, by what is known of its data."""
+    rows = rows_of_run(resolved, data.lengths, eval_lengths=data.eval_lengths, is_start=data.is_start)
+    if data.label_share is None:
+        return rows
+    return replace(rows, label_share=data.label_share, image_share=data.image_share, teacher_size=data.teacher_size)
 
 
 def _with_choices(model: PlannedModel, card: Card, rows: RowLengths, seconds: Seconds) -> Chosen:

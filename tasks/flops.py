@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -42,15 +43,24 @@ class StepFlops:
     A matrix of n weights costs 2n per token in forward, 2n for its input's gradient, and, if it is trained, 2n more for
     its own gradient. The head only meets label tokens, and a token only those experts that it is routed to. Attention
     costs 4 x heads x head_dim per layer and visited (query, key) pair in forward and twice that in backward (Chowdhery
-    et al., "PaLM", 2022, appendix B, with causal pairs counted exactly). Layers with a state: `_flops_of_states`.
+    et al., "PaLM", 2022, appendix B, with causal pairs counted exactly; in a sliding window of w tokens, Jiang et al.,
+    "Mistral 7B", 2023, section 2, a query visits w keys at most). Layers with a state: `_flops_of_states`.
     """
 
-    def __init__(self, model: Any, cost: Cost = flops_per_token, left_out: Sequence[Counted] = ()) -> None:
+    def __init__(
+        self,
+        model: Any,
+        cost: Cost = flops_per_token,
+        left_out: Sequence[Counted] = (),
+        *,
+        attends_both_ways: bool = False,
+    ) -> None:
         """
         Args:
             model: without a wrapper around it, sharded or not.
             cost: of a matrix for each token (of experts, if it met all); a plan counts bytes and the like so, too.
             left_out: matrices that meet no tokens, as those of a vision encoder.
+            attends_both_ways: it is an encoder, whose windows are not counted.
         """
         of_head, of_others = matrices_of(model)
         of_elsewhere = {id(matrix.parameter) for matrix in left_out}
@@ -62,14 +72,19 @@ class StepFlops:
         # Whatever else a plan counts so, it counts of matrices alone.
         self.of_states = _flops_of_states(model) if cost is flops_per_token else 0
         self.per_pair = sum(map(_flops_per_pair, _attending(model.config)))
+        self._attention = None if attends_both_ways else _costs_in_windows(model.config)
 
     def count(self, counts: BatchCounts) -> float:
-        """FLOPs of forward and backward over a global batch."""
+        """FLOPs of forward and backward over a global batch. In windows all sequences count as of one length."""
         return (
             counts.num_tokens * (self.per_token + self.of_states)
             + counts.num_label_tokens * self.per_label_token
-            + counts.num_attended_pairs * self.per_pair
+            + counts.num_attended_pairs * self.per_pair * self.share_in_windows(counts)
         )
+
+    def share_in_windows(self, counts: BatchCounts) -> float:
+        """The share of causal attention that sliding windows leave."""
+        return 1.0 if self._attention is None else _share_of(self._attention, visited_length(counts))
 
 
 class Seq2SeqFlops:
@@ -164,14 +179,23 @@ def _attending(model_config: PreTrainedConfig) -> list[PreTrainedConfig]:
     return [layer for layer, kind in zip(layers, kinds, strict=False) if kind not in _WITHOUT_ATTENTION]
 
 
-def share_in_windows(model_config: PreTrainedConfig, length: float) -> float:
-    """The share of a causal model's attention that its sliding windows leave, of sequences of so many tokens.
+def visited_length(counts: BatchCounts) -> float:
+    """The length of sequences in which a token meets as many others, by causal attention, as here on average."""
+    return max(1.0, 2 * counts.num_attended_pairs / max(1, counts.num_tokens) - 1)
 
-    A query meets min(window, its place) keys. Kernels with windows skip the other blocks; masks do not.
-    """
-    layers = list(zip(_attending(model_config), _windows(model_config), strict=True))
-    full = sum(_flops_per_pair(layer) for layer, _ in layers) * _pairs_within(length, length)
-    cut = sum(_flops_per_pair(layer) * _pairs_within(length, window or length) for layer, window in layers)
+
+def _costs_in_windows(model_config: PreTrainedConfig) -> Counter[int | None]:
+    """FLOPs for a pair, of all layers with such a window; None: without one."""
+    costs = Counter[int | None]()
+    for layer, window in zip(_attending(model_config), _windows(model_config), strict=True):
+        costs[window] += _flops_per_pair(layer)
+    return costs
+
+
+def _share_of(costs: Counter[int | None], length: float) -> float:
+    """The share of causal attention, of sequences of so many tokens, whose keys are in the windows."""
+    full = costs.total() * _pairs_within(length, length)
+    cut = sum(cost * _pairs_within(length, window or length) for window, cost in costs.items())
     return cut / full if full else 1.0
 
 

@@ -265,7 +265,8 @@ class TextClassification(Task[TextMicroBatch]):
     # Plans
 
     def make_flops(self, model: nn.Module, cost: Cost = flops_per_token) -> StepFlops:
-        return StepFlops(model, cost)
+        model_config: Any = model.config
+        return StepFlops(model, cost, attends_both_ways=not self.packs(model_config))
 
     def meta_batch(
         self,

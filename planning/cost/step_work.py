@@ -6,6 +6,9 @@ Three figures were measured on one H200 (docs/performance.md: TinyLlama-1.1B and
 - How often the inputs and outputs of a matrix product pass through memory outside of it, forward and backward.
 - The host's time to start the kernels of a module. It decides if a micro-batch is small.
 - The host's time to gather and free a sharding unit.
+
+One was measured on an H100 (Qwen3-30B-A3B by QLoRA at one row of 4096 tokens, 14,000 kernels): the host's time to start
+the kernels of a layer's experts. They sort rows, and compiled code calls each of their products as an operator.
 """
 
 from __future__ import annotations
@@ -24,11 +27,12 @@ from policies.optimizers.build import state_bytes
 from policies.optimizers.kind import kind_of
 from policies.quantization.float8_linear import FrozenFloat8Linear
 from policies.tiling.tiles import tiled_parts
-from tasks.flops import flops_per_token, matrices_of, share_in_windows
+from tasks.flops import StepFlops, flops_per_token, matrices_of, visited_length
 from utils.parameters import Counted, count_weights, packed_weights
 
 MOVES_COMPILED, MOVES_EAGER = 7.6, 20.6
 MODULE_SECONDS = 0.33e-3  # of a module without children, forward and backward; a third of it is forward
+EXPERTS_SECONDS = 5.4e-3  # of the experts of a mixture's layer, forward and backward
 UNIT_SECONDS = 7e-3  # of a unit of fully_shard, forward and backward
 COMPILED_LAUNCHES = 1 / 3  # of the kernels of uncompiled layers
 RECOMPUTED = {"off": 0.0, "selective": 0.5, "full": 1.0}  # of a layer's matrix products
@@ -108,12 +112,13 @@ def micro_batch_work(planned: PlannedModel, counts: BatchCounts, *, trains: bool
 
     flops = total(flops_per_token if trains else lambda matrix: 2 * matrix.num_weights)
     # The difference of the counts with and without pairs.
-    attention = float(task.make_flops(model).count(counts)) - total(flops_per_token)
+    step = task.make_flops(model)
+    attention = float(step.count(counts)) - total(flops_per_token)
     model_config = planned.adapted.base.config
-    # Sequences of the length at which a token meets as many others as here, on average.
-    sequence_length = max(1.0, 2 * counts.num_attended_pairs / max(1, counts.num_tokens) - 1)
-    if model_config.get_text_config()._attn_implementation in WITHOUT_MASKS and counts.num_tokens:
-        attention *= share_in_windows(model_config, sequence_length)
+    sequence_length = visited_length(counts)
+    skips = model_config.get_text_config()._attn_implementation in WITHOUT_MASKS
+    if isinstance(step, StepFlops) and not skips:  # masks cut windows, and kernels compute what is cut
+        attention /= step.share_in_windows(counts)
     # Forward is a third of an attention's FLOPs (`tasks.flops.StepFlops`).
     attention *= 1 if trains else 1 / 3
     moved = total(_sides)
@@ -178,7 +183,8 @@ def launch_seconds(planned: PlannedModel, num_passes: float, num_forward_only: i
     launches = MODULE_SECONDS * (COMPILED_LAUNCHES if planned.config.train_config.compile else 1.0)
     is_sharded = planned.resolved.policies.layout.kind == "fully_shard"
     units = len(planned.adapted.units) + 1 if is_sharded else 0
-    return (thirds(num_passes) * (modules * launches + units * UNIT_SECONDS) + num_forward_only * launches) / 3
+    each = modules * launches + units * UNIT_SECONDS + _num_mixtures(planned.adapted.model) * EXPERTS_SECONDS
+    return (thirds(num_passes) * each + num_forward_only * launches) / 3
 
 
 def token_launch_seconds(planned: PlannedModel) -> float:
@@ -187,6 +193,11 @@ def token_launch_seconds(planned: PlannedModel) -> float:
     if not (planned.resolved.model_config.is_encoder_decoder or planned.resolved.task.READS_IMAGES):
         return seconds
     return seconds * _num_leaves(base.get_decoder()) / _num_leaves(model)
+
+
+def _num_mixtures(model: nn.Module) -> int:
+    """Layers that have experts, adapters around them or not."""
+    return sum(name.rpartition(".")[2] == "experts" for name, _ in model.named_modules())
 
 
 def _num_leaves(model: nn.Module) -> int:

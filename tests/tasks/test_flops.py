@@ -6,11 +6,12 @@ from typing import Any
 
 import peft
 import pytest
+import torch
 import transformers
 from transformers import AutoModelForCausalLM
 
 from data.batches.counts import BatchCounts
-from tasks.flops import StepFlops, share_in_windows
+from tasks.flops import StepFlops
 
 
 def small_llama(*, tied: bool) -> Any:
@@ -137,7 +138,14 @@ def test_layers_have_heads_of_their_own_widths() -> None:
     ids=["cut", "no window", "wide", "some layers"],
 )
 def test_a_window_leaves_a_share_of_attention(config: Any, length: int, share: float) -> None:
-    assert share_in_windows(config, length) == pytest.approx(share)
+    """Of model FLOPs, too: those of pairs are as many less."""
+    with torch.device("meta"):
+        flops = StepFlops(AutoModelForCausalLM.from_config(config))
+    pairs = 3 * length * (length + 1) // 2  # of three sequences
+    assert flops.share_in_windows(BatchCounts(0, 3 * length, pairs)) == pytest.approx(share)
+    without = flops.count(BatchCounts(0, 3 * length, 0))
+    counted = flops.count(BatchCounts(0, 3 * length, pairs)) - without
+    assert counted == pytest.approx(pairs * flops.per_pair * share)
 
 
 def test_a_token_costs_the_experts_that_it_is_routed_to() -> None:
