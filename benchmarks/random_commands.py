@@ -30,7 +30,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, get_args, get_origin
 
-from benchmarks.drawn.methods import KINDS, draw_method, draw_plan, make_models, write_data
+from benchmarks.drawn.methods import KINDS, LOSSES, draw_method, draw_plan, make_models, write_data
 from benchmarks.runs.forked_commands import Ended, run_command, run_forked, wait
 from configs.formats import DATASETS
 from configs.run import SETTINGS
@@ -103,7 +103,9 @@ def command(number: int, folder: Path) -> Command:
     flags = {"--model_name": str(folder / "models" / kind), "--random_weights": "True"}
     flags |= {"--output_dir": str(folder / "run"), "--max_train_step": "2", "--num_workers_dataloader": "0"}
     flags |= OF_KIND[kind] | (draw_method(draw) if draw.random() < 0.8 else {})
-    usual = "caption_dataset" if kind == "image" else "samsum_dataset"
+    usual, loss = "caption_dataset" if kind == "image" else "samsum_dataset", dict[str, str]()
+    if kind == "causal" and draw.random() < 0.4:
+        usual, loss = draw.choice(LOSSES)
     if any(name.startswith("preference_config.") for name in names):
         usual = "preference_dataset"
     datasets = [name.split(".")[0] for name in names if name.split(".")[0] in DATASETS] or [usual]
@@ -112,7 +114,10 @@ def command(number: int, folder: Path) -> Command:
         flags[f"--{dataset}.data_path"] = str(folder / DATA[dataset])
     for dataset in {"chat_dataset", "preference_dataset"}.intersection(datasets):
         flags[f"--{dataset}.chat_template"] = str(folder / "formats/chat.jinja")
-    flags |= {"--custom_dataset.file": str(folder / "rows.py:rows")} if "custom_dataset" in datasets else {}
+    if usual in datasets:
+        flags |= loss
+    function = "rows.py:taught" if "--teacher_weight" in flags else "rows.py:rows"
+    flags |= {"--custom_dataset.file": str(folder / function)} if "custom_dataset" in datasets else {}
     if any(SETTINGS[name].name == "streaming" for name in names) and draw.random() < 0.7:
         flags["--run_validation"] = "False"
     for name in names:

@@ -67,15 +67,31 @@ OTHERS: tuple[tuple[dict[str, str], ...], ...] = (
         {"--neftune_noise_alpha": "5"},
         {"--lr_ratio": "4"},
         {"--init_lora_weights": "pissa"},
+        {"--init_lora_weights": "olora"},
         {"--init_lora_weights": "orthogonal"},
         {"--run_validation": "False"},
         {"--eval_generate": "True", "--max_new_tokens": "4"},
         {"--eval_generate": "True", "--max_new_tokens": "4", "--num_beams": "2"},
     ),
 )
+LOSSES: tuple[tuple[str, dict[str, str]], ...] = (
+    ("preference_dataset", {"--loss_type": "dpo"}),
+    ("preference_dataset", {"--loss_type": "simpo"}),
+    ("preference_dataset", {"--loss_type": "orpo"}),
+    ("preference_dataset", {"--task": "reward_model"}),
+    ("classification_dataset", {"--task": "text_classification"}),
+    ("custom_dataset", {"--teacher_weight": "0.3"}),
+)
+"""Losses of other data than texts that are learned token by token: the dataset, and flags."""
 CUSTOM = """def rows(config, tokenizer, split):
     vars(config)  # or what it does not read is refused
     return [{"input_ids": [5, 6, 7], "labels": [5, 6, 7]}] * 9
+
+
+def taught(config, tokenizer, split):
+    more = {"sample_weight": 0.5, "token_weights": [0.0, 1.0, 2.0]}
+    teacher = {"teacher_ids": [[5, 6]] * 3, "teacher_logprobs": [[-0.5, -2.0]] * 3}
+    return [row | more | teacher for row in rows(config, tokenizer, split)]
 """
 HARDWARE = ("", "", "4xV100-32GB", "2xH100-80GB", "1x24GB", "RTX 5090", "T4")
 
@@ -92,7 +108,7 @@ def make_models(folder: Path) -> None:
 
 
 def write_data(folder: Path) -> None:
-    """Rows of every kind that a dataset here reads: dialogues, files of other tools' formats, a function, pictures."""
+    """Rows of every kind that a dataset here reads: dialogues, files of other tools' formats, functions, pictures."""
     rows = [{"dialogue": f"Ann: Is it {i}?\nBob: Yes, {i}.", "summary": f"Bob says {i}."} for i in range(9)]
     (folder / "dialogues.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (folder / "rows.py").write_text(CUSTOM)

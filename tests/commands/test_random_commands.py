@@ -18,6 +18,7 @@ def test_a_command_is_made_of_its_number_alone(tmp_path: Path) -> None:
     assert {line.world_size for line in made} == {1, 2}
     assert sum(line.is_dry for line in made) == 150
     words = {word for line in made for word in line.flags}
+    assert words >= {"dpo", "simpo", "orpo", "reward_model", "text_classification", "--teacher_weight", "muon", "dft"}
     assert words >= {"llama_adapter", "prefix", "4bit", "8bit", "--use_dora", "--add_special_tokens"}
 
 

@@ -8,7 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.drawn.methods import ADAPTERS, KINDS, QUANTIZATIONS, TINY, draw_method, draw_plan, make_models
+from benchmarks.drawn.methods import (
+    ADAPTERS,
+    KINDS,
+    LORA,
+    LOSSES,
+    QUANTIZATIONS,
+    TINY,
+    draw_method,
+    draw_plan,
+    make_models,
+)
 from configs.flags import parse_flags
 from planning.machines.cards import Card
 from planning.machines.hardware import Hardware, parse_hardware
@@ -48,6 +58,14 @@ def test_every_adapter_of_a_causal_model_has_a_plan(hardware: Hardware, flags: d
     for adapter in ADAPTERS:
         if "--use_peft" in adapter or "--quantization" not in flags:
             assert planned(models / "causal", adapter | flags, hardware).memory.peak_gib > 0, adapter
+
+
+@pytest.mark.parametrize("hardware", [CPU, parse_hardware("2xH100-80GB")], ids=str)
+def test_every_loss_has_a_plan(hardware: Hardware, models: Path) -> None:
+    for dataset, loss in LOSSES:
+        for more in ({}, LORA, {"--optimizer": "muon", "--enable_fsdp": "True"}):
+            flags = {"--dataset": dataset, f"--{dataset}.data_path": "x", **more, **loss}
+            assert planned(models / "causal", flags, hardware).memory.peak_gib > 0, flags
 
 
 @pytest.mark.parametrize(
