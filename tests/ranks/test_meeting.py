@@ -107,43 +107,43 @@ def start(tiny_model: Path, tmp_path: Path) -> Iterator[Start]:
             process.kill()
 
 
-@pytest.mark.parametrize(
-    ("changed", "named"),
-    [
+# Ranks that wait for each other take seconds and hardly a core: the runs of a test wait at the same time.
+
+
+def test_a_rank_that_contradicts_rank_0_is_refused_and_rank_0_does_not_wait(start: Start, tmp_path: Path) -> None:
+    contradictions = [
         ({"RANK": "abc"}, "RANK=abc"),
-        pytest.param({"WORLD_SIZE": "3"}, "WORLD_SIZE=3: rank 0 has WORLD_SIZE=2", marks=pytest.mark.slow),
-        pytest.param(
-            {"MASTER_ADDR": "no.such.machine.invalid"},
-            "MASTER_ADDR=no.such.machine.invalid: no machine has this name",
-            marks=pytest.mark.slow,
-        ),
-    ],
-)
-def test_a_rank_that_contradicts_rank_0_is_refused_and_rank_0_does_not_wait(
-    start: Start, tmp_path: Path, changed: dict[str, str], named: str
-) -> None:
-    first, second = ranks_of(2)
-    # rank 0 gives up after three seconds; the other looks for it long enough to be told what is wrong
-    processes = [start(first, grace_scale=0.005), start(second | changed, grace_scale=0.2)]
-    outcomes = [process.outcome(300) for process in processes]
-    assert [outcome.status for outcome in outcomes] == [1, 2], outcomes
-    (error,) = error_lines(outcomes[1].stderr)
-    assert named in error
-    (error,) = error_lines(outcomes[0].stderr)
-    assert error.startswith("error: rank 1 did not start (no sign of it for ")
-    assert "Traceback" not in outcomes[0].stderr + outcomes[1].stderr
-    assert not (tmp_path / "run").exists()
+        ({"WORLD_SIZE": "3"}, "WORLD_SIZE=3: rank 0 has WORLD_SIZE=2"),
+        ({"MASTER_ADDR": "no.such.machine.invalid"}, "MASTER_ADDR=no.such.machine.invalid: no machine has this name"),
+    ]
+    runs = []
+    for number, (changed, _) in enumerate(contradictions):
+        (first, second), run = ranks_of(2), tmp_path / f"run-{number}"
+        # rank 0 gives up after three seconds; the other looks for it long enough to be told what is wrong
+        runs.append([start(first, grace_scale=0.005, run=run), start(second | changed, grace_scale=0.2, run=run)])
+    for number, (_, named) in enumerate(contradictions):
+        outcomes = [process.outcome(300) for process in runs[number]]
+        assert [outcome.status for outcome in outcomes] == [1, 2], outcomes
+        (error,) = error_lines(outcomes[1].stderr)
+        assert named in error
+        (error,) = error_lines(outcomes[0].stderr)
+        assert error.startswith("error: rank 1 did not start (no sign of it for ")
+        assert "Traceback" not in outcomes[0].stderr + outcomes[1].stderr
+        assert not (tmp_path / f"run-{number}").exists()
 
 
-@pytest.mark.parametrize("refused", [0, 1])
-def test_a_rank_that_is_refused_alone_refuses_all(start: Start, tmp_path: Path, refused: int) -> None:
-    plant = f'if os.environ["RANK"] == "{refused}": raise ConfigError("--its_path: is not on this disk")'
-    processes = [start(variables, plant, grace_scale=0.2) for variables in ranks_of(2)]
-    outcomes = [process.outcome(60) for process in processes]
-    assert [outcome.status for outcome in outcomes] == [2, 2], outcomes
-    (error,) = error_lines(outcomes[1 - refused].stderr)
-    assert re.search(rf"refused on rank {refused} \(\S+\): --its_path: is not on this disk$", error)
-    assert not (tmp_path / "run").exists()
+def test_a_rank_that_is_refused_alone_refuses_all(start: Start, tmp_path: Path) -> None:
+    runs = []
+    for refused in (0, 1):
+        plant = f'if os.environ["RANK"] == "{refused}": raise ConfigError("--its_path: is not on this disk")'
+        run = tmp_path / f"run-{refused}"
+        runs.append([start(variables, plant, grace_scale=0.2, run=run) for variables in ranks_of(2)])
+    for refused, processes in enumerate(runs):
+        outcomes = [process.outcome(60) for process in processes]
+        assert [outcome.status for outcome in outcomes] == [2, 2], outcomes
+        (error,) = error_lines(outcomes[1 - refused].stderr)
+        assert re.search(rf"refused on rank {refused} \(\S+\): --its_path: is not on this disk$", error)
+        assert not (tmp_path / f"run-{refused}").exists()
 
 
 def test_a_rank_0_that_ends_while_others_connect_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,16 +171,19 @@ def test_of_two_processes_with_one_rank_the_second_is_refused(start: Start, tmp_
     assert [process.fork.poll() for process in processes] == [None, None], "they wait for the others"
 
 
-@pytest.mark.parametrize(("where", "killed"), [("reads data", 0), ("reads data", 1), ("connects", 1)])
-def test_a_rank_that_is_killed_before_it_trains_is_noticed(start: Start, where: str, killed: int) -> None:
+def test_a_rank_that_is_killed_before_it_trains_is_noticed(start: Start, tmp_path: Path) -> None:
     at_once = "(time.sleep(0.5), os.kill(os.getpid(), signal.SIGKILL))"
     connecting = f"setattr(torch.distributed, 'init_process_group', lambda *_, **__: {at_once})"
-    plant = f"os.environ['RANK'] == '{killed}' and {at_once if where == 'reads data' else connecting}"
-    outcomes = [process.outcome(300) for process in [start(variables, plant) for variables in ranks_of(2)]]
-    assert outcomes[killed].status == -signal.SIGKILL
-    assert outcomes[1 - killed].status == 1
-    (error,) = error_lines(outcomes[1 - killed].stderr)
-    assert f"rank {killed} ended before the ranks had connected; its own output says why" in error
+    runs = []
+    for killed, where in ((0, at_once), (1, at_once), (1, connecting)):  # while it reads data, or connects
+        plant, run = f"os.environ['RANK'] == '{killed}' and {where}", tmp_path / f"run-{len(runs)}"
+        runs.append((killed, [start(variables, plant, run=run) for variables in ranks_of(2)]))
+    for killed, processes in runs:
+        outcomes = [process.outcome(300) for process in processes]
+        assert outcomes[killed].status == -signal.SIGKILL
+        assert outcomes[1 - killed].status == 1
+        (error,) = error_lines(outcomes[1 - killed].stderr)
+        assert f"rank {killed} ended before the ranks had connected; its own output says why" in error
 
 
 @pytest.mark.slow
