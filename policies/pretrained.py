@@ -17,7 +17,7 @@ from transformers.utils.quantization_config import Mxfp4Config
 from policies.config_overrides import override
 from policies.generation_values import check_values
 from policies.mxfp4 import is_mxfp4
-from utils.compat import must_be_exact
+from utils.compat import must_be_exact, no_draws_on_meta
 from utils.errors import in_one_line
 from utils.wording import plural
 
@@ -50,7 +50,7 @@ def build_on_meta(
     Raises:
         Exception: whatever transformers raises for a config that it cannot build.
     """
-    with init_empty_weights(include_buffers=False):
+    with init_empty_weights(include_buffers=False), no_draws_on_meta():
         if hasattr(auto_model, "from_config"):
             model = auto_model.from_config(model_config, dtype=dtype, trust_remote_code=trust_remote_code, **attention)
         else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import importlib
 import inspect
 import os
@@ -46,6 +47,28 @@ def without_inductor() -> Iterator[None]:
 
 
 _NO_DYNAMO = "TORCHDYNAMO_DISABLE"
+
+
+@contextlib.contextmanager
+def no_draws_on_meta() -> Iterator[None]:
+    """A context in which transformers initializes no tensor on the meta device, which has no values.
+
+    Torch computes each such draw in Python, in a fifth of the time of a plan. Under `torch.device("meta")` transformers
+    skips them itself, and would make buffers there, too. Ends when it looks at each tensor's own device (not in 5.23).
+    """
+    from transformers import initialization
+
+    functions: dict[str, Any] = initialization.TORCH_INIT_FUNCTIONS
+    before = dict(functions)
+    functions.update({name: functools.partial(_unless_on_meta, function) for name, function in before.items()})
+    try:
+        yield
+    finally:
+        functions.update(before)
+
+
+def _unless_on_meta(function: Any, tensor: torch.Tensor, *args: Any, **options: Any) -> torch.Tensor:
+    return tensor if tensor.is_meta else function(tensor, *args, **options)
 
 
 def no_buffer_sync() -> dict[str, Any]:
