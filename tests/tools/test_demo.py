@@ -1,4 +1,4 @@
-"""`make demo` really learns: it runs as a user runs it, for 300 steps of its 1000, and its model is tested."""
+"""`make demo` really learns: it runs as a user runs it, for 260 steps of its 1000, and its model is tested."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     shared = tmp_path_factory.getbasetemp()
     shared = shared.parent if "PYTEST_XDIST_WORKER" in os.environ else shared
     folder, printed = shared / "demo", shared / "demo.txt"
-    environment = os.environ | {"OMP_NUM_THREADS": "2"}  # more of them spin, waiting for each other
-    command = [sys.executable, "-m", "tools.demo", "--out", str(folder), "--max_train_step", "300"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}  # more of them spin, waiting for each other
+    command = [sys.executable, "-m", "tools.demo", "--out", str(folder), "--max_train_step", "260"]
     with FileLock(shared / "demo.lock"):
         if not printed.exists():
             done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=580)
