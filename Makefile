@@ -24,7 +24,7 @@ unexport PYTHONDONTWRITEBYTECODE
 PYTEST := $(BIN)/python -m pytest -q --numprocesses $(WORKERS) --dist worksteal --durations 15
 
 .DELETE_ON_ERROR:
-.PHONY: demo test test-slow test-both test-float8 cluster-tools test-cluster test-all test-lowest audit lint format clean
+.PHONY: demo test test-slow test-both test-float8 bytecode cluster-tools test-cluster test-all test-lowest audit lint format clean
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed: make PYTHON=python3.12 ...") if sys.version_info < (3, 11) else None'
@@ -56,6 +56,10 @@ $(FLOAT8)/.installed: requirements-float8.txt | $(VENV)/.installed-dev
 
 test-float8: $(VENV)/.installed-dev $(FLOAT8)/.installed
 	PYTHONPATH=$(abspath $(FLOAT8)) $(PYTEST) -m "not full" $(wildcard tests/*/test_float8*.py tests/*/*/test_float8*.py)
+
+# Each of pytest's workers, which begin at once, would compile torch, transformers and the tests for itself: 22 s of CPU.
+bytecode: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest --quiet --collect-only > /dev/null || true  # what cannot be imported is told by the tests
 
 cluster-tools:
 	bash .ci/cluster_tools $(PYTHON) $(K8S)
