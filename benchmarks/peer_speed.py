@@ -1,13 +1,15 @@
-"""Speed and memory next to other tools, on the same tokens in one call, as one table.
+"""Speed and memory next to other tools, on the same weights and tokens in one call, as one table.
 
-    python -m benchmarks.peer_speed --results speed.jsonl --rows P1 P2 --minutes 9
+    python -m benchmarks.peer_speed --results speed.jsonl --rows P1 P2 --peer_path peers --minutes 9
     python -m benchmarks.peer_speed --results speed.jsonl --rows P2 --ours="--float8 tensorwise" --peers
 
-The peers are TRL with Liger's kernels (benchmarks/peers/trl_trainer.py) and torchtune, compiled
-(benchmarks/peers/torchtune_recipe.py). All clip gradients at 1.0. --peer_path is a folder with the peers' packages:
-torchtune needs an older torchao than --float8 does. Each --ours= gives flags of finetuning.py, for a line of the table;
-empty: none. The rate of a large bf16 matrix product is measured in each call. Lines that --results holds are not run
-again, and a call begins nothing after --minutes. Machines differ by some percent, so compare lines of one machine.
+The peers are run by their own entry points (benchmarks/peers). --peer_path is a folder with a folder of packages for
+each of them (trl, torchtune, unsloth, axolotl, nemo_automodel), since they pin versions that exclude each other. All
+clip gradients at 1.0, train at one constant learning rate and without dropout. Each --ours= gives flags of
+finetuning.py, for a line of the table; empty: none. The losses of the first ten steps are compared with those of the
+row's first finetuning.py; packed rows differ from tool to tool. Clock and power are nvidia-smi's while steps run. The
+rate of a large bf16 matrix product is measured in each call. Lines that --results holds are not run again, and a call
+begins nothing after --minutes. Machines differ by some percent, so compare lines of one machine.
 """
 
 from __future__ import annotations
@@ -15,7 +17,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import os
 import statistics
 import subprocess
 import sys
@@ -27,9 +28,11 @@ from typing import Any
 
 import torch
 
-from benchmarks.runs.launch import ROOT
+from benchmarks.peers.calls import PEERS, can_run, run_peer
+from benchmarks.peers.peer_work import COMPARED_LOSSES, OUR_ADAPTER_FLAGS, OUR_FLAGS
+from benchmarks.runs.card import CardSamples
 from benchmarks.runs.measurements import WARMUP_STEPS
-from benchmarks.runs.shapes import make_random_weights, make_shape
+from benchmarks.runs.shapes import make_random_weights
 from benchmarks.runs.workload import Workload
 from benchmarks.training_speed import ROWS as WORKLOADS
 from benchmarks.training_speed import run as run_ours
@@ -44,18 +47,27 @@ ROWS = {
     "P7": "tinyllama-packed",
     "P8": "qwen3-8b-dpo-lora",
     "P9": "qwen3-8b-dpo-lora-uneven",
+    "P10": "llama8b-lora-all",
+    "P11": "llama8b-qlora-all",
+    "P12": "llama8b-lora-all-packed",
+    "P13": "llama8b-lora-all-padded",
+    "P14": "qwen3-moe-lora",
     "tiny": "tiny-full",
     "tiny-lora": "tiny-lora",
+    "tiny-lora-all": "tiny-lora-all",
     "tiny-packed": "tiny-packed",
+    "tiny-padded": "tiny-padded",
     "tiny-dpo": "tiny-dpo-lora",
 }
 """Workloads of benchmarks/training_speed.py."""
 
-PEERS = {"TRL + Liger": "benchmarks.peers.trl_trainer", "torchtune": "benchmarks.peers.torchtune_recipe"}
-PREFERENCES = {PEERS["TRL + Liger"]: "benchmarks.peers.trl_dpo_trainer"}
-"""The trainers of --loss_type dpo; the others have none."""
+
 CLIPPED = ["--gradient_clipping", "--gradient_clipping_threshold", "1.0"]
 CEILING = "bf16 matrix product"
+HEADINGS = [
+    *("row", "tool", "tokens/s per GPU", "of the fastest peer", "TFLOP/s", "of the ceiling", "peak GiB", "first loss"),
+    *("losses at most apart", "SM MHz", "W", "settings"),
+]
 
 
 def matrix_product_tflops(size: int = 8192, rounds: int = 20) -> float:
@@ -74,10 +86,16 @@ def matrix_product_tflops(size: int = 8192, rounds: int = 20) -> float:
     return 2 * size**3 / statistics.median(seconds) / 1e12
 
 
-def ours(name: str, row: Workload, flags: list[str], steps: int, folder: Path) -> dict[str, Any]:
+def ours(
+    name: str, row: Workload, flags: list[str], steps: int, folder: Path, limit_seconds: float | None
+) -> dict[str, Any]:
     """The figures of a run of finetuning.py."""
     gpu = 0 if row.nproc == 1 and torch.cuda.device_count() > 1 else None
-    events = run_ours(name, row, steps, [*CLIPPED, *flags], folder, gpu)
+    same = [*CLIPPED, *OUR_FLAGS, *(OUR_ADAPTER_FLAGS if "--use_peft" in row.flags else [])]
+    try:
+        events = run_ours(name, row, steps, [*same, *flags], folder, gpu, limit_seconds)
+    except subprocess.TimeoutExpired:
+        return {"failed": f"not finished in {limit_seconds:.0f} s"}
     train = [event for event in events if event["event"] == "train"]
     if len(train) <= WARMUP_STEPS:
         return {"failed": "see what it printed"}
@@ -87,66 +105,36 @@ def ours(name: str, row: Workload, flags: list[str], steps: int, folder: Path) -
         "tflops": statistics.median(event["model_tflops_per_device"] for event in steady),
         "peak_gib": events[-1]["peak_allocated_gib"] or math.nan,
         "first_loss": train[0]["loss"],
+        "losses": [event["loss"] for event in train[:COMPARED_LOSSES]],
     }
 
 
-def peer(module: str, row: Workload, steps: int, folder: Path, peer_path: str | None) -> dict[str, Any]:
-    """The figures of a peer's run."""
-    method = "qlora" if "--quantization" in row.flags else "lora" if "--use_peft" in row.flags else "full"
-    model = folder / row.shape
-    if method == "qlora" and module == PEERS["TRL + Liger"]:  # bitsandbytes' layers are filled from files alone
-        model = folder / f"{row.shape}-weights"
-        if not model.exists():
-            make_random_weights(model, row.shape)
-    prefers = "--loss_type" in row.flags
-    if prefers:
-        module = PREFERENCES[module]
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(row.nproc)]
-    command = [sys.executable, *(launcher if row.nproc > 1 else []), "-m", module, str(model)]
-    command += ["--micro_batch", str(row.micro_batch), "--length", str(row.length), "--steps", str(steps)]
-    command += [f"--activation_checkpointing={'full' in row.flags}"]
-    if prefers:
-        command += ["--dataset_function", row.dataset_function]
-    else:
-        command += ["--method", method, f"--documents={row.dataset_function != 'get_rows'}"]
-    variables = {"ROW_LENGTH": str(row.length), "NUM_ROWS": str(row.global_batch * steps)}
-    variables["PYTHONPATH"] = os.pathsep.join(filter(None, [peer_path, str(ROOT), os.environ.get("PYTHONPATH")]))
-    print("$", *command[1:], flush=True)
-    done = subprocess.run(command, cwd=ROOT, env=os.environ | variables, capture_output=True, text=True, check=False)
-    lines = [line for line in done.stdout.splitlines() if line.startswith("{") and "peak_gib" in line]
-    if done.returncode or not lines:
-        said = [line for line in done.stderr.splitlines() if line.strip()]
-        return {"failed": said[-1][:200] if said else f"exit status {done.returncode}"}
-    found: dict[str, Any] = json.loads(lines[-1])
-    return found
-
-
 def lines_to_run(rows: Sequence[str], peers: Sequence[str], variants: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Row and tool of each line of the table. torchtune's recipes here are those for one GPU."""
+    """Row and tool of each line of the table."""
     for row in rows:
         yield from ((row, f"finetuning.py {variant}".strip()) for variant in variants)
-        workload = WORKLOADS[ROWS[row]]
-        for tool in peers:
-            prefers = "--loss_type" in workload.flags
-            if PEERS[tool] in PREFERENCES if prefers else workload.nproc == 1 or tool != "torchtune":
-                yield row, tool
+        yield from ((row, tool) for tool in peers if can_run(PEERS[tool], WORKLOADS[ROWS[row]]))
 
 
 def measure(row: str, tool: str, options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """The figures of one line."""
     workload = WORKLOADS[ROWS[row]]
     if not (folder / workload.shape).exists():
-        make_shape(folder / workload.shape, workload.shape)
-    if tool in PEERS:
-        return peer(PEERS[tool], workload, options.steps, folder, options.peer_path)
-    flags = tool.removeprefix("finetuning.py").split()
-    return ours("-".join([row, *flags]).replace("/", "_"), workload, flags, options.steps, folder)
+        make_random_weights(folder / workload.shape, workload.shape)
+    with CardSamples() as card:
+        if tool in PEERS:
+            found = run_peer(PEERS[tool], workload, options.steps, folder, options.peer_path, options.line_seconds)
+        else:
+            flags = tool.removeprefix("finetuning.py").split()
+            name = "-".join([row, *flags]).replace("/", "_")
+            found = ours(name, workload, flags, options.steps, folder, options.line_seconds)
+    return found | card.figures
 
 
 def table(lines: Sequence[tuple[str, str]], results: Mapping[tuple[str, str], dict[str, Any]]) -> Iterator[str]:
     """The lines of the table, in Markdown. The ratio is to the fastest peer of the row."""
-    yield "| row | tool | tokens/s per GPU | of the fastest peer | TFLOP/s | of the ceiling | peak GiB | first loss |"
-    yield "|---" * 8 + "|"
+    yield "| " + " | ".join(HEADINGS) + " |"
+    yield "|---" * len(HEADINGS) + "|"
     ceiling = results.get(("", CEILING), {}).get("tflops", math.nan)
     for row, tool in lines:
         found = results.get((row, tool), {"failed": "not run yet"})
@@ -159,9 +147,13 @@ def table(lines: Sequence[tuple[str, str]], results: Mapping[tuple[str, str], di
         # The formula counts the FLOPs of a token, whoever computes them.
         rates = [figures["tflops"] / figures["tokens_per_second"] for figures in of_row.values() if "tflops" in figures]
         per_token, speed = next(iter(rates), math.nan), found["tokens_per_second"]
+        first = next((figures for other, figures in of_row.items() if other not in PEERS), {})
+        apart = [abs(a - b) for a, b in zip(found.get("losses", []), first.get("losses", []), strict=False)]
         yield (
             f"| {row} | {tool} | {speed:,.0f} | {speed / fastest:.3f} | {per_token * speed:.0f} "
-            f"| {per_token * speed / ceiling:.2f} | {found['peak_gib']:.1f} | {found['first_loss']:.3f} |"
+            f"| {per_token * speed / ceiling:.2f} | {found['peak_gib']:.1f} | {found['first_loss']:.3f} "
+            f"| {max(apart, default=math.nan):.4f} | {found.get('sm_mhz', math.nan):.0f} "
+            f"| {found.get('watts', math.nan):.0f} | {found.get('settings', '')} |"
         )
 
 
@@ -171,8 +163,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--results", type=Path, required=True, help="file of the results, which is gone on with")
     parser.add_argument("--ours", action="append", help="flags of finetuning.py, for one more line of it (--ours=...)")
     parser.add_argument("--peers", nargs="*", choices=sorted(PEERS), default=sorted(PEERS))
-    parser.add_argument("--peer_path", help="folder of the peers' packages")
+    parser.add_argument("--peer_path", help="folder with a folder of packages for each peer")
+    parser.add_argument("--model_path", type=Path, help="keep models and runs here; a temporary folder by default")
     parser.add_argument("--steps", type=int, default=30)
+    parser.add_argument("--line_seconds", type=float, help="end a run after so long")
     parser.add_argument("--minutes", type=float, default=math.inf, help="begin nothing after so long")
     options = parser.parse_args(argv)
     deadline = time.monotonic() + 60 * options.minutes
@@ -183,6 +177,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     def keep(row: str, tool: str, found: dict[str, Any]) -> None:
         results[row, tool] = found
+        print(f"{row} {tool}: {json.dumps(found)}", flush=True)
         if "failed" in found:  # the next call tries again
             return
         with options.results.open("a") as file:
@@ -190,10 +185,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     keep("", CEILING, {"tflops": matrix_product_tflops()})
     lines = list(lines_to_run(options.rows, options.peers, options.ours or [""]))
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = options.model_path or Path(temporary)
         for row, tool in lines:
             if (row, tool) not in results and time.monotonic() < deadline:
-                keep(row, tool, measure(row, tool, options, Path(folder)))
+                keep(row, tool, measure(row, tool, options, folder))
     print(f"\n{CEILING}: {results['', CEILING]['tflops']:.0f} TFLOP/s\n", *table(lines, results), sep="\n")
     return 0 if all("failed" not in results.get(line, {"failed": ""}) for line in lines) else 1
 

@@ -119,6 +119,22 @@ ROWS["tiny-dpo-lora"] = Workload("tiny", 2, 256, [*LORA, *DPO], dataset_function
 ROWS["gpt-oss-20b-qlora-attention"] = Workload(
     "gpt-oss-20b", 1, 4096, [*ON_ATTENTION[:-2], *R8, "--quantization", "4bit", "--use_double_quant"]
 )
+# Beside other tools: adapters on every linear layer, and documents packed or padded.
+OFF = ["--compile", "--activation_checkpointing", "off"]
+ROWS["llama8b-lora-all"] = Workload("llama8b", 2, 4096, [*ON_ALL, *R16, *OFF])
+ROWS["llama8b-qlora-all"] = Workload("llama8b", 2, 4096, [*ON_ALL_IN_4_BITS, *R16, *OFF])
+ROWS["llama8b-lora-all-packed"] = replace(ROWS["llama8b-lora-all"], dataset_function=DOCUMENTS)
+ROWS["llama8b-lora-all-padded"] = replace(
+    ROWS["llama8b-lora-all-packed"],
+    micro_batch=16,
+    length=2048,
+    flags=[*ON_ALL, *R16, *OFF, "--batching_strategy", "padding"],
+)
+TINY_ALL = [*ON_ALL, *R16, *UNCOMPILED]
+ROWS["tiny-lora-all"] = Workload("tiny", 2, 128, TINY_ALL)
+ROWS["tiny-padded"] = Workload(
+    "tiny", 4, 128, [*TINY_ALL, "--batching_strategy", "padding"], dataset_function=DOCUMENTS
+)
 ROWS["llama8b-full-2"] = Workload("llama8b", 2, 4096, ["--enable_fsdp", "--pure_bf16"], nproc=2)
 for name, flags in (("", []), ("-gathered", ["--num_replicated_layers", "0"])):
     ROWS[f"qwen3-moe-lora-2{name}"] = Workload(MOE, 2, 4096, [*ON_ATTENTION, "--enable_fsdp", *flags], nproc=2)
@@ -160,11 +176,22 @@ SUITES["float8"] = [
 ]
 
 
-def run(name: str, row: Workload, steps: int, extra: list[str], folder: Path, gpu: int | None) -> list[dict[str, Any]]:
+def run(
+    name: str,
+    row: Workload,
+    steps: int,
+    extra: list[str],
+    folder: Path,
+    gpu: int | None,
+    limit_seconds: float | None = None,
+) -> list[dict[str, Any]]:
     """The events of one run, or of an earlier one that finished in `folder`; empty if it failed, which is printed.
 
     Args:
         gpu: the GPU to run on; None leaves all of them visible.
+
+    Raises:
+        subprocess.TimeoutExpired: if it took longer than `limit_seconds`.
     """
     model, output = folder / row.shape, folder / f"run-{name}"
     before = read_events(output)
@@ -178,7 +205,14 @@ def run(name: str, row: Workload, steps: int, extra: list[str], folder: Path, gp
     if gpu is not None:
         environment["CUDA_VISIBLE_DEVICES"] = str(gpu)
     less_memory = ["-c", WITH_LESS_MEMORY, str(row.gpu_memory_gib)] if row.gpu_memory_gib else []
-    failure = launch(flags, row.nproc, environment, by_torchrun=by_torchrun, before_script=less_memory)
+    failure = launch(
+        flags,
+        row.nproc,
+        environment,
+        by_torchrun=by_torchrun,
+        before_script=less_memory,
+        limit_seconds=limit_seconds,
+    )
     if failure:
         print(f"{name}: {failure}", flush=True)
         return []

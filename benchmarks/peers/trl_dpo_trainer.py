@@ -2,7 +2,7 @@
 
     python -m benchmarks.peers.trl_dpo_trainer MODEL_FOLDER --micro_batch 2 --length 4096 --steps 30
 
-Needs trl, and takes Liger's kernels for the layers if they are installed. Weights are random. The pairs are those of
+Needs trl, and takes Liger's kernels for the layers if they are installed. The pairs are those of
 benchmarks/runs/random_rows.py. TRL 1.16 has turned `padding_free` of its DPOTrainer off, so pairs of like lengths share
 a batch, which leaves as little padding as its collator can. Only steps are timed: reference scores are computed before.
 Prints one JSON object: median tokens/s without padding after warm-up, peak GiB allocated, the losses of the first and
@@ -28,6 +28,7 @@ from torch.utils.data import SequentialSampler
 from transformers import AutoTokenizer
 from transformers.utils import is_liger_kernel_available
 
+from benchmarks.peers.peer_work import PeerWork
 from benchmarks.peers.step_times import StepTimes
 from benchmarks.peers.trl_trainer import build
 from benchmarks.runs import random_rows
@@ -73,7 +74,7 @@ def make_trainer(
     # TRL names the file of these scores by a hash of the weights; in a new folder any name will do.
     with mock.patch("trl.trainer.dpo_trainer.hash_module", return_value="random weights"):
         return TokenizedDPOTrainer(
-            model=build(model, device, quantized=False),
+            model=build(PeerWork(model), device),
             processing_class=AutoTokenizer.from_pretrained(model),
             train_dataset=datasets.Dataset.from_list(pairs),
             peft_config=peft.LoraConfig(

@@ -30,8 +30,10 @@ class Workload:
         return self.micro_batch * self.accumulation * self.nproc // self.num_sharing
 
     def words(self, model: Path, output: Path, steps: int, extra: Sequence[str] = ()) -> list[str]:
-        """The command line of finetuning.py, with `extra` flags."""
-        flags = ["--model_name", str(model), "--random_weights", "--output_dir", str(output), "--overwrite"]
+        """The command line of finetuning.py, with `extra` flags. Weights are random if the model folder has none."""
+        flags = ["--model_name", str(model), "--output_dir", str(output), "--overwrite"]
+        if not any(model.glob("*.safetensors")):
+            flags.append("--random_weights")
         flags += ["--dataset", f"{ROOT}/benchmarks/runs/random_rows.py:{self.dataset_function}"]
         flags += ["--run_validation", "False", *self.sizes()]
         flags += ["--max_train_step", str(steps), "--num_epochs", "100", "--save_model", "False"]
