@@ -56,7 +56,8 @@ class FsdpConfig:
         "dtype in which gradients are summed over ranks: bf16 sends half of fp32's bytes, and every micro-batch is "
         "reduced, so that micro-batches are added in the dtype of the weights",
         stands_for="fp32",
-        default_text="fp32, but DistributedDataParallel sums gradients in their own dtype",
+        default_text="fp32, but DistributedDataParallel sums gradients in their own dtype, and two ranks in bf16 if "
+        "that gives the same bits",
     )
     fsdp_activation_checkpointing: bool | None = setting(
         None,

@@ -9,7 +9,8 @@
 
 Adapters are stored in fp32, or in bf16 with --peft_dtype bf16. peft computes an adapter in its own dtype, whatever the
 base's, so LoRA never needs a cast policy. The dtype of the model's files plays no role. fp16-mixed scales the loss
-(policies/loss_scaling.py). --reduce_dtype bf16 reduces gradients in bf16 if they are computed in bf16.
+(policies/loss_scaling.py). --reduce_dtype bf16 reduces gradients in bf16 if they are computed in bf16. Two ranks do so
+by default if that gives the same bits (`two_in_bf16`).
 """
 
 from __future__ import annotations
@@ -82,6 +83,23 @@ def resolve_precision(train: TrainConfig, fsdp: FsdpConfig, device: DeviceFacts)
             )
         precision = replace(precision, reduce_dtype=torch.bfloat16)
     return precision, notes
+
+
+def two_in_bf16(
+    precision: Precision, train: TrainConfig, fsdp: FsdpConfig, mesh_shape: tuple[int, int], num_micro_batches: int
+) -> Precision:
+    """The precision with gradients reduced in bf16 if that sends half of the bytes and changes no bit.
+
+    The mean of two bf16 numbers is one sum, and halving is exact. In fp32 the sum is exact, or one number is too small
+    to matter, and it is rounded to bf16 for the gradient; in bf16 it is rounded the same way. So it holds for two ranks
+    that share one copy of weights in bf16, with one micro-batch, since `fully_shard` adds several in the dtype in which
+    it reduces.
+    """
+    stored = precision.adapter_dtype if train.use_peft else precision.storage_dtype
+    is_open = fsdp.reduce_dtype is None and not fsdp.accumulate_unsharded
+    if not is_open or stored != torch.bfloat16 or mesh_shape != (1, 2) or num_micro_batches > 1:
+        return precision
+    return replace(precision, reduce_dtype=torch.bfloat16)
 
 
 def _precision_of_model(train: TrainConfig, fsdp: FsdpConfig, device: DeviceFacts) -> tuple[Precision, list[str]]:

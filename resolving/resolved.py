@@ -22,7 +22,7 @@ from policies.attention.flash_attention_4 import AttentionKind, attention_kinds,
 from policies.compilation.choice import decide_compilation, uncompiled
 from policies.context_parallel.choice import check_shared_rows, find_context_group, kinds_over_ranks, lengths_to_share
 from policies.loading import load_model_config
-from policies.mixed_precision import resolve_precision, resolve_saved_dtype
+from policies.mixed_precision import resolve_precision, resolve_saved_dtype, two_in_bf16
 from policies.quantization.choice import resolve_quantization
 from policies.quantization.float8 import resolve_float8
 from policies.routing.coefficient import resolve_coefficient
@@ -137,6 +137,9 @@ def resolve(
     lr, lr_notes = resolve_lr(config.train_config, began_with)
     precision, precision_notes = resolve_precision(config.train_config, config.fsdp_config, env.device_facts)
     layout = choose_layout(config.train_config, config.fsdp_config, precision, env)
+    if layout.kind == "fully_shard":
+        accumulation = batches.gradient_accumulation_steps
+        precision = two_in_bf16(precision, config.train_config, config.fsdp_config, layout.mesh_shape, accumulation)
     quantization = resolve_quantization(config.quantization_config, precision, layout, device)
     if config.train_config.from_peft_checkpoint:
         find_saved_adapter(config.train_config.from_peft_checkpoint)  # refuses a wrong path before the hub is asked

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from benchmarks.planned_times import plan_model
 from benchmarks.runs.shapes import SHAPES
@@ -19,7 +21,7 @@ from planning.machines.group_speeds import GroupSpeeds, Speed, Speeds
 from planning.machines.hardware import parse_hardware
 from planning.memory.row_lengths import RowLengths
 from planning.memory.run_memory import plan_memory
-from policies.mixed_precision import Precision, resolve_precision
+from policies.mixed_precision import Precision, resolve_precision, two_in_bf16
 from policies.sharding import (
     Accumulation,
     Layout,
@@ -166,6 +168,56 @@ def summed_in_groups(grads: tuple[torch.Tensor, ...], group_size: int) -> torch.
     """In bf16: within each group first, as a reduce-scatter does, and then over the groups."""
     groups = [sum(grads[at + 1 : at + group_size], grads[at]) for at in range(0, len(grads), group_size)]
     return sum(groups[1:], groups[0])
+
+
+@pytest.mark.parametrize(
+    ("flags", "mesh_shape", "num_micro_batches", "dtype"),
+    [
+        ("--pure_bf16", (1, 2), 1, BF16),
+        ("--pure_bf16 --use_peft --peft_dtype bf16", (1, 2), 1, BF16),
+        ("--pure_bf16 --use_peft", (1, 2), 1, FP32),  # adapters are in fp32
+        ("--mixed_precision True", (1, 2), 1, FP32),  # weights are
+        ("--pure_bf16", (1, 2), 2, FP32),
+        ("--pure_bf16", (1, 4), 1, FP32),
+        ("--pure_bf16", (2, 2), 1, FP32),
+        ("--pure_bf16 --reduce_dtype fp32", (1, 2), 1, FP32),
+        ("--pure_bf16 --accumulate_unsharded True", (1, 2), 1, FP32),
+    ],
+)
+def test_two_ranks_reduce_in_bf16_if_that_is_the_same(
+    flags: str, mesh_shape: tuple[int, int], num_micro_batches: int, dtype: torch.dtype
+) -> None:
+    config = parse_flags(["--model_name", "m", "--enable_fsdp", *flags.split()])
+    precision, _ = resolve_precision(config.train_config, config.fsdp_config, facts_of(CPU))
+    found = two_in_bf16(precision, config.train_config, config.fsdp_config, mesh_shape, num_micro_batches)
+    assert found == replace(precision, reduce_dtype=dtype)
+
+
+def test_between_two_ranks_bf16_and_fp32_give_the_same_bits(process_group: ProcessGroup) -> None:
+    process_group.train(compare_bits, 2)
+
+
+def compare_bits() -> None:
+    """Gradients of many sizes, reduced in each dtype."""
+    dist.init_process_group("gloo")
+    torch.manual_seed(0)
+    model = nn.Linear(64, 8, bias=False).to(BF16)
+    torch.manual_seed(1 + dist.get_rank())
+    inputs = (torch.randn(256, 64) * 2.0 ** torch.randint(-20, 20, (64,))).to(BF16)
+    found = []
+    for dtype in (FP32, BF16):
+        sharded = copy.deepcopy(model)
+        shard(
+            sharded, [], Layout("fully_shard", "FULL_SHARD", (1, 2), True), Precision("", BF16, BF16, BF16, dtype), CPU
+        )
+        (sharded(inputs) * 1.5).sum().backward()
+        grad = sharded.weight.grad
+        assert isinstance(grad, DTensor)
+        found.append(grad.full_tensor())
+    assert found[0].dtype == BF16
+    assert found[0].abs().max() > 0
+    assert torch.equal(*found)
+    dist.destroy_process_group()
 
 
 LLAMA = SHAPES["llama8b"] | {"num_hidden_layers": 2, "vocab_size": 1024}
