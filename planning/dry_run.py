@@ -63,7 +63,7 @@ def dry_run(argv: Sequence[str], config: RunConfig, env: Environment) -> None:
     planned = say_if_it_lasts("planning this run")
     try:
         plan = plan_of(config, hardware, data)
-    except NotImplementedError as error:  # of the meta device: LongCat's experts ask which of them have tokens
+    except NotImplementedError as error:  # of the meta device
         raise ConfigError(
             f"--dry_run: the code of {config.train_config.model_name} asks for values of tensors, which a plan does "
             "not have; leave it out: the run goes on without a plan, and says so"

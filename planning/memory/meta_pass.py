@@ -12,6 +12,7 @@ from planning.machines.cards import Card
 from planning.memory.device_kernels import Capability, KernelsOfCard
 from planning.memory.known_values import known_values
 from planning.memory.meta_batch import meta_batch
+from planning.memory.routed_evenly import routed_evenly
 from planning.memory.row_lengths import RowLengths
 from planning.model.planned_model import PlannedModel
 from policies.attention.choice import goes_by_offsets
@@ -64,6 +65,7 @@ def pass_on_meta(
         buffers_on_meta(model),
         KernelsOfCard(kernels_of(card), answer=not has_mask),
         known_values(batch.num_image_features) if resolved.task.READS_IMAGES else nullcontext(),
+        routed_evenly(model),
     ):
         yield batch, lambda: noise.adding(resolved.task.summed_loss)(model, batch)
 
