@@ -15,10 +15,13 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+from torch.utils.hooks import RemovableHandle
 
 from policies.activations.checkpointing import MATRIX_PRODUCTS
+from policies.tiling.tiles import tiled_parts
 
 _aten = torch.ops.aten
 _PRODUCTS = (
@@ -107,6 +110,40 @@ class CompiledLayer(TorchDispatchMode):
     def _save(self, tensor: torch.Tensor) -> torch.Tensor:
         self._saved.append(tensor)
         return tensor
+
+
+class HeldGradients:
+    """The gradients that the code before a layer's tiles gets in backward, held until that ends.
+
+    This code is one graph. Its backward gets the gradients of the layer's output, which the residual passes on, and of
+    the tiles' input. torch 2.11 refers to both until it ends, so they are there while attention has its backward. 2.13
+    frees them after their last use (pytorch pull request 177837); for it this is a bound.
+    """
+
+    def __init__(self, around_tiles: bool) -> None:
+        """
+        Args:
+            around_tiles: layers are compiled around tiles; else nothing is held.
+        """
+        self._around_tiles = around_tiles
+        self._gradients: list[torch.Tensor] = []
+
+    def watch(self, layer: nn.Module) -> list[RemovableHandle]:
+        """Hooks for a forward pass of the layer, by which gradients of its tiles' inputs will be held."""
+
+        def watch_input(part: nn.Module, inputs: tuple[Any, ...]) -> None:
+            if inputs[0].requires_grad:
+                inputs[0].register_hook(self.hold)
+
+        parts = [part for part in tiled_parts(layer) if [*part.children()]] if self._around_tiles else []
+        return [part.register_forward_pre_hook(watch_input) for part in parts]
+
+    def hold(self, gradient: torch.Tensor) -> None:
+        if self._around_tiles:
+            self._gradients.append(gradient)
+
+    def release(self) -> None:
+        self._gradients.clear()
 
 
 def _drops(function: Any, args: Any) -> bool:

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from planning.memory.compiled_layers import CompiledLayer
+from planning.memory.compiled_layers import CompiledLayer, HeldGradients
 from planning.memory.live_bytes import LiveBytes, Window
 from policies.activations.host_pool import pool_bytes
 from policies.activations.offloading import MIN_BYTES, is_movable, key_of, own_input, shared_inputs
@@ -86,6 +86,7 @@ class _Pass:
     live: LiveBytes
     compiled: Callable[[nn.Module], bool]
     moves: Literal["all", "input", "nothing"]
+    held: HeldGradients
     kinds: dict[Any, _Measured] = field(default_factory=dict)
     order: list[tuple[nn.Module, Any]] = field(default_factory=list)
     last: int = 0  # alive when the last layer ended, less an input that only its caller holds
@@ -103,6 +104,7 @@ def measure_pass(
     trains: bool = True,
     compiled: Callable[[nn.Module], bool] = lambda layer: False,
     moves: Literal["all", "input", "nothing"] = "nothing",
+    around_tiles: bool = False,
 ) -> PassBytes:
     """Run one pass on meta tensors and count.
 
@@ -114,10 +116,11 @@ def measure_pass(
         trains: False: the forward pass of an evaluation, which keeps nothing.
         compiled: whether to count the tensors that this layer keeps compiled (compiled_layers.py); it runs uncompiled.
         moves: what offloading would move of a layer's saved tensors (policies/activations/offloading.py).
+        around_tiles: layers are compiled around the tiles of their MLPs (policies/tiling/compiled.py).
     """
     parameters = list(model.parameters())
     live = LiveBytes([*parameters, *model.buffers(), *inputs])
-    state = _Pass(live, compiled, moves)
+    state = _Pass(live, compiled, moves, HeldGradients(around_tiles))
     with ExitStack() as stack:
         for parameter in parameters:
             if parameter.requires_grad:
@@ -131,6 +134,7 @@ def measure_pass(
         backward = live.enter()
         if trains:
             loss.backward()
+        state.held.release()
         live.enter()
     return _collect(state, forward, backward, kept_at_loss)
 
@@ -188,6 +192,7 @@ def _forward(own: Callable[..., Any], state: _Pass) -> Callable[..., Any]:
         # The first layer whose input gets a gradient is the last one in backward; embeddings come after it.
         if hidden is not None and hidden.requires_grad and not state.has_backward:
             hidden.register_hook(lambda grad: _leave_backward(state))
+        watched = state.held.watch(layer)
         if state.compiled(layer):
             followed, outputs = _follow(layer, own, args, kwargs)
             measured.compiled = sum(followed.values())
@@ -210,13 +215,15 @@ def _forward(own: Callable[..., Any], state: _Pass) -> Callable[..., Any]:
                 measured.movable = tuple({key_of(t): size for t in moved if (size := live.size_of(t))}.values())
             measured.released = 0 if hidden is None or saved.has(hidden) else live.size_of(hidden)
             saved.tensors.clear()  # autograd holds the hook, which would keep them alive
+        for handle in watched:
+            handle.remove()
         measured.end = live.live
         state.last = live.live - measured.released
         # Shapes alone, or the outputs' graph would live as long as the pass.
         measured.outputs = tree_map_only(torch.Tensor, _shape_of, outputs)
         output = next(leaf for leaf in tree_leaves(outputs) if isinstance(leaf, torch.Tensor))
         if output.requires_grad:
-            output.register_hook(lambda grad: _enter_backward(state, measured))
+            output.register_hook(lambda grad: _enter_backward(state, measured, grad))
             state.has_backward = True
         state.loss = live.enter()
         return outputs
@@ -246,11 +253,14 @@ def _follow(layer: nn.Module, own: Callable[..., Any], args: Any, kwargs: Any) -
     return compiled.kept_bytes(outputs), outputs
 
 
-def _enter_backward(state: _Pass, measured: _Measured) -> None:
+def _enter_backward(state: _Pass, measured: _Measured, grad: torch.Tensor) -> None:
+    state.held.release()  # of the layer after this one
     measured.backward = state.live.enter()
+    state.held.hold(grad)
 
 
 def _leave_backward(state: _Pass) -> None:
+    state.held.release()
     state.embedding = state.live.enter()
 
 

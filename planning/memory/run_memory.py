@@ -197,6 +197,7 @@ def bytes_of_pass(
             trains=trains,
             compiled=lambda layer: compiles and id(layer) not in as_written,
             moves=_moves(planned) if trains else "nothing",
+            around_tiles=trains and bool(train.compile) and planned.empty.checkpointing.tile_tokens > 0,
         )
 
 

@@ -163,3 +163,16 @@ def test_dropout_on_a_gpu_keeps_a_byte_per_element() -> None:
     with KernelsOfCard((8, 0), answer=True), torch.autograd.graph.saved_tensors_hooks(kept.append, lambda _: None):
         F.dropout(inputs, 0.1)
     assert [tensor.nbytes for tensor in kept] == [1000]
+
+
+def test_code_around_tiles_holds_the_gradients_that_came_in() -> None:
+    peaks = []
+    for around_tiles in (False, True):
+        model, layers = build("llama", "meta", adapters=True, checkpointing="full")
+        apply_activation_checkpointing(model.base_model.model, Checkpointing("full", tile_tokens=16))
+        compute, inputs = loss_of(model, LLAMA, "meta")
+        with KernelsOfCard((9, 0), answer=True):
+            found = measure_pass(model, layers, compute, inputs, around_tiles=around_tiles)
+        peaks.append(found.layers[-1][1].backward)
+    # Of the layer's output and of its tiles' input, in bf16, while attention has its backward.
+    assert peaks[1] - peaks[0] == 2 * ROWS * WIDTH * 64 * 2
