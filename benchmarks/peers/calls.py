@@ -70,6 +70,7 @@ def work_of(row: Workload, steps: int, model: Path) -> PeerWork:
         batching=batching_of(row),
         double_quant="--use_double_quant" in row.flags,
         activation_checkpointing="full" in row.flags,
+        activation_offloading="--activation_offloading" in row.flags,
     )
 
 

@@ -55,6 +55,7 @@ class PeerWork:
     batching: str = "rows"
     double_quant: bool = False
     activation_checkpointing: bool = False
+    activation_offloading: bool = False  # of TRL
 
     @property
     def words(self) -> list[str]:
@@ -103,7 +104,8 @@ def report(
         tokens: of each step, without padding.
         settings: what of the tool was chosen: attention, kernels, recomputation.
     """
-    steady = [n / s for n, s in list(zip(tokens, seconds, strict=False))[WARMUP_STEPS:]]
+    speeds = [n / s for n, s in zip(tokens, seconds, strict=False)]
+    steady = speeds[min(WARMUP_STEPS, len(speeds) - 1) :]
     figures = {
         "tokens_per_second": statistics.median(steady),
         "peak_gib": torch.cuda.max_memory_allocated() / GIB if torch.cuda.is_available() else math.nan,

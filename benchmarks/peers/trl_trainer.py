@@ -67,6 +67,7 @@ def main() -> None:
                 max_length=work.length,
                 packing=work.batching == "packed",
                 use_liger_kernel=has_gpu and liger,
+                activation_offloading=has_gpu and work.activation_offloading,  # it asks for an accelerator
                 fsdp=world_size > 1,
             ),
         )
