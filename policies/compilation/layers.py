@@ -119,6 +119,10 @@ def compile_layers(
     if not layers:
         raise ConfigError("--compile: this model names no repeated layers, which are what is compiled; leave it out")
     torch._dynamo.config.recompile_limit = RECOMPILE_LIMIT
+    # DistributedDataParallel reduces a bucket while others are computed, since each layer is compiled by itself. torch
+    # would also split each layer's graph by buckets, and compile it again, unsplit, where backward recomputes it: then
+    # the recomputed tensors are others than those that were kept, which ends the run.
+    torch._dynamo.config.optimize_ddp = False
     # Where widths vary, torch would make LoRA's scaling, too, an input: a tensor on the CPU, for whose arithmetic it
     # builds C++ kernels. On a GPU's machine that takes a minute, if there is a C++ compiler.
     torch._dynamo.config.specialize_float = True

@@ -11,11 +11,14 @@ from typing import Any
 import pytest
 import torch
 import torch._functorch.config as functorch
+import torch.distributed as dist
 from functorch.compile import nop
 from torch import nn
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.exc import BackendCompilerFailed
 from torch._dynamo.utils import counters
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
 
 from planning.model.compiled_loss import compiled_cross_entropy
 from policies.compilation.layers import (
@@ -141,6 +144,43 @@ def test_one_graph_serves_all_layers_with_adapters_and_none_trains_what_is_froze
     for one, other in zip(found[1], wanted[1], strict=True):
         assert (one is None) is (other is None)
         assert one is None or torch.allclose(one, other, rtol=1e-4, atol=1e-6)
+
+
+def test_replicas_compile_a_layer_as_one_graph_which_also_recomputes_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its weights, of 1 MiB each, are those of several buckets of DistributedDataParallel."""
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager"))
+    monkeypatch.setattr(torch._dynamo.config, "optimize_ddp", True)
+    torch._dynamo.reset()
+    layers = nn.ModuleList(_Layer(nn.Linear(512, 512), nn.Linear(512, 512), nn.Linear(512, 512)) for _ in range(2))
+    compile_layers([*layers], widths_vary=False)
+    before = num_compiled()
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        replica = DistributedDataParallel(_Recomputed(layers))
+        replica(torch.randn(4, 512, requires_grad=True)).sum().backward()
+    finally:
+        dist.destroy_process_group()
+    assert num_compiled() - before == 1
+
+
+class _Layer(nn.Sequential):
+    def forward(self, states: torch.Tensor) -> torch.Tensor:  # not torch's own, which is never compiled
+        for product in self:
+            states = product(states)
+        return states
+
+
+class _Recomputed(nn.Module):
+    """Layers one after the other, each computed again in backward."""
+
+    def __init__(self, layers: nn.ModuleList) -> None:
+        super().__init__()
+        self.layers = layers
+
+    def forward(self, states: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            states = checkpoint(layer, states, use_reentrant=False)
+        return states
 
 
 @pytest.mark.slow
