@@ -33,7 +33,8 @@ def collator_of_run(inputs: Inputs, empty: MetaModel) -> Callable[[int], Callabl
         widths = tuple(one_width(width, longest) for width in widths)
 
     def collate_of(num_rows: int) -> Callable[[list[Any]], Any]:
-        form = BatchForm(inputs.vocab_size, widths, packing, offsets, num_rows if train.compile else 0)
+        num_filled = num_rows if train.compile else 0
+        form = BatchForm(inputs.vocab_size, widths, packing, offsets, num_filled, inputs.vision_features)
         collate = resolved.task.make_collator(inputs.processor, empty.model.config, form)
         return SharedRows(collate, context) if context.shares_rows else collate
 

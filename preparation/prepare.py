@@ -34,6 +34,7 @@ from preparation.start import (
     meet_ranks,
     start_ranks,
 )
+from preparation.vision_features import with_vision_features
 from ranks.agreement import check_agreement
 from ranks.collectives import on_rank_zero
 from ranks.environment import Environment, print_rank_zero
@@ -104,6 +105,7 @@ def prepare(config: RunConfig, env: Environment, watchdog: Watchdog, lock: RunLo
     built = build_model(resolved, inputs.processor, env)
     check_losses(built, inputs, env)
     built, inputs, plan = try_to_compile(built, inputs, plan, env, checkpoint)
+    inputs = with_vision_features(built, inputs, env)
     resolved, config = inputs.resolved, inputs.resolved.config
     inputs = with_reference(built, inputs, checkpoint, env, watchdog)
     parts = build(built, inputs, env)

@@ -10,6 +10,7 @@ from transformers import PreTrainedTokenizerBase
 from checkpointing.continuation import Continuation
 from checkpointing.finding import Checkpoint
 from configs.run import RunConfig
+from data.images.vision_features import FeatureStore
 from data.pipeline import RunData, load_data
 from data.processors.tokenizer_loading import num_rows_needed, special_ids, tokenizer_of
 from data.sequences.ends import begins_with, end_ids
@@ -46,6 +47,7 @@ class Inputs:
     generation: Generation | None  # the answers to generate at each evaluation
     preview: dict[str, Any]  # the section `data` of run.yaml
     num_steps: int  # optimizer steps of the whole run
+    vision_features: FeatureStore | None = None  # of its images, under --cache_vision_features
 
     def identity(self) -> dict[str, Any]:
         """Facts that a checkpoint and the run that resumes from it must have in common, besides the model's."""

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from data.images.vision_features import PREFIX
 from tasks.image_rows import GRIDS
 
 
@@ -25,6 +26,8 @@ def count_images(inputs: Mapping[str, torch.Tensor], model_config: Any) -> Image
     token = getattr(model_config, "image_token_index", None) if token is None else token
     num_features = 0 if token is None else int((inputs["input_ids"] == token).sum())
     vision = model_config.vision_config
+    if any(name.startswith(PREFIX) for name in inputs):  # the vision encoder's work was done before
+        return ImageCounts(num_features, 0, 0)
     if GRIDS in inputs:
         return _of_grids(num_features, inputs[GRIDS], vision)
     areas = _tile_patches(inputs, vision.patch_size)

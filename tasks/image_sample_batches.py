@@ -17,7 +17,9 @@ from transformers import PreTrainedConfig
 
 from data.batches.counts import causal_pairs
 from data.batches.step_loader import Unreadable
+from data.images.opening import ImageSource
 from data.images.samples import ImageSample
+from data.images.vision_features import NUM_TOKENS, FeatureStore, blank_source
 from data.processors.processor_loading import blank_image
 from data.processors.written_images import ImageWriter
 from data.tokens.labels import IGNORE_INDEX
@@ -40,6 +42,7 @@ class ImageSampleCollator:
 
     writer: ImageWriter
     rows: RowsOfImages
+    features: FeatureStore | None = None  # what a frozen vision encoder makes of images; None: it gets their pixels
 
     def __call__(self, rows: Sequence[Sequence[ImageSample]]) -> ImageTextMicroBatch | Unreadable:
         samples, found = [sample for row in rows for sample in row], list[Pixels]()
@@ -98,11 +101,10 @@ class ImageSampleCollator:
         return inputs, len(samples)
 
     def _pixels_of(self, sample: ImageSample) -> Pixels:
-        images = sample.open_images()
-        try:
-            inputs, num_features = self.writer.pixel_inputs(images)
-        except Exception as error:  # some processors refuse some shapes
-            raise BadExample(f"the processor cannot take its images ({in_one_line(error)})") from error
+        if self.features is not None:
+            inputs, num_features = _stored(self.features, sample.image_sources())
+        else:
+            inputs, num_features = self._processed(sample.open_images())
         if num_features != int((sample.input_ids == self.writer.token_id).sum()):
             raise BadExample(
                 f"its images are {num_features:,} tokens, and were others when the row was tokenized: a file changed "
@@ -110,9 +112,18 @@ class ImageSampleCollator:
             )
         return inputs
 
+    def _processed(self, images: Sequence[Any]) -> tuple[Pixels, int]:
+        try:
+            return self.writer.pixel_inputs(images)
+        except Exception as error:  # some processors refuse some shapes
+            raise BadExample(f"the processor cannot take its images ({in_one_line(error)})") from error
+
     def _blank(self) -> tuple[SampleText, Pixels]:
         """The tokens of a blank image, and its inputs."""
-        inputs, num_features = self.writer.pixel_inputs([blank_image()])
+        if self.features is not None:
+            inputs, num_features = _stored(self.features, [blank_source(blank_image())])
+        else:
+            inputs, num_features = self.writer.pixel_inputs([blank_image()])
         text = self.writer.texts([blank_image().size])[0]
         ids = self.writer.processor.tokenizer(text, add_special_tokens=False)["input_ids"]
         assert ids.count(self.writer.token_id) == num_features
@@ -125,6 +136,13 @@ class ImageSampleCollator:
         inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
         inputs |= {name: is_image.to(torch.int64) * value for name, value in self.writer.types}
         return SampleText(inputs, torch.from_numpy(sample.labels.astype(np.int64)), pixels.get(GRIDS))
+
+
+def _stored(features: FeatureStore, sources: Sequence[ImageSource]) -> tuple[Pixels, int]:
+    """The inputs of images whose features are kept, and how many tokens stand for them."""
+    found = [features.read(source) for source in sources]
+    num_tokens = sum(int(inputs.pop(NUM_TOKENS)) for inputs in found)
+    return {name: stacked([inputs[name] for inputs in found]) for name in found[0]}, num_tokens
 
 
 def _first_tokens(sample: ImageSample, length: int) -> ImageSample:
@@ -143,9 +161,11 @@ class CaptionsOrSamples:
     processor: Any
     rows: RowsOfImages
     model_config: PreTrainedConfig
+    features: FeatureStore | None = None  # as of `ImageSampleCollator`
 
     def __call__(self, rows: Sequence[Sequence[Any]]) -> ImageTextMicroBatch | Unreadable:
-        is_samples = any(isinstance(example, ImageSample) for row in rows for example in row)
+        # A rank without rows is to leave the vision encoder out, too, if the others do.
+        is_samples = self.features is not None or any(isinstance(sample, ImageSample) for row in rows for sample in row)
         batch = self._samples(rows) if is_samples else self.captions(rows)
         if isinstance(batch, Unreadable):
             return batch
@@ -153,4 +173,4 @@ class CaptionsOrSamples:
 
     @cached_property
     def _samples(self) -> ImageSampleCollator:
-        return ImageSampleCollator(ImageWriter.of(self.processor), self.rows)
+        return ImageSampleCollator(ImageWriter.of(self.processor), self.rows, self.features)

@@ -70,6 +70,7 @@ class ImageText(Task[ImageTextMicroBatch]):
     OWN_SETTINGS = (
         *("context_length", "max_text_length", "max_pixels", "min_pixels", "image_processor"),
         *("freeze_vision", "freeze_qformer", "freeze_language_model"),
+        "cache_vision_features",
     )
     LENGTHS: ClassVar = {"context_length": DEFAULT_CONTEXT_LENGTH}
 
@@ -117,6 +118,8 @@ class ImageText(Task[ImageTextMicroBatch]):
             )
         if train.truncation == "split":
             raise ConfigError("--truncation: split would part images from their text; give right, left, drop or error")
+        if train.cache_vision_features and (reason := _why_not_cached(config)) is not None:
+            raise ConfigError(f"--cache_vision_features: {reason}")
         if train.use_peft and train.peft_method != "lora":
             raise ConfigError(f"--peft_method: {train.peft_method} is for models of text alone; give lora")
 
@@ -196,7 +199,9 @@ class ImageText(Task[ImageTextMicroBatch]):
             positions=GridPositions.of_config(model_config),
             masks=ImageMasks.of_config(model_config),
         )
-        return CaptionsOrSamples(ImageCollator(processor, rows, decoder), processor, rows, model_config)
+        return CaptionsOrSamples(
+            ImageCollator(processor, rows, decoder), processor, rows, model_config, form.vision_features
+        )
 
     def model_inputs(self, batch: ImageTextMicroBatch) -> dict[str, Any]:
         return batch.model_inputs()
@@ -303,6 +308,18 @@ class ImageText(Task[ImageTextMicroBatch]):
             packed=packed,
             by_offsets=by_offsets,
         )
+
+
+def _why_not_cached(config: RunConfig) -> str | None:
+    """Why these settings keep no features, as a clause with a remedy; None if they do."""
+    train = config.train_config
+    if config.streams:
+        return "a stream is not read to its end before the first step; leave --streaming out"
+    if not all(dataset.MAY_HAVE_IMAGES for dataset in config.dataset_configs.values()):
+        return "it is for conversations with images; give --dataset chat_dataset, which reads captions, too"
+    if not (train.freeze_vision or train.use_peft):
+        return "the vision encoder is trained, so its features change; give --freeze_vision"
+    return None
 
 
 def head(model: PreTrainedModel) -> PreTrainedModel:

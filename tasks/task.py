@@ -22,6 +22,7 @@ from data.batches.counts import LABEL_TOKENS, BatchCounts
 from data.batches.packing import Offsets
 from data.batches.padding import PaddedWidth
 from data.batches.step_loader import Unreadable
+from data.images.vision_features import FeatureStore
 from data.pipeline import RunData
 from data.processors.tokenizer_loading import load_tokenizer
 from data.sequences.reading import Reading
@@ -117,6 +118,7 @@ class BatchForm:
         packing: rows hold several sequences; only if the task PACKS.
         offsets: which rows need `cu_seqlens` (`policies.attention.choice`).
         num_rows: batches are filled up to this many rows, for layers compiled for one shape; 0: they are not.
+        vision_features: of images, which are then not decoded; only if the task READS_IMAGES.
     """
 
     vocab_size: int
@@ -124,6 +126,7 @@ class BatchForm:
     packing: bool
     offsets: Offsets
     num_rows: int = 0
+    vision_features: FeatureStore | None = None
 
 
 class Task(ABC, Generic[Batch]):

@@ -199,5 +199,10 @@ class ModelSettings:
     num_freeze_layers: int = setting(1, "layers to freeze (freeze_layers)", unit="layers", minimum=1)
 
     freeze_vision: bool = setting(False, "freeze the vision encoder (image_text)")
+    cache_vision_features: bool = setting(
+        False,
+        "compute what the frozen vision encoder makes of each image once, before the first step, and keep it on disk "
+        "(HF_DATASETS_CACHE); for conversations (image_text)",
+    )
     freeze_qformer: bool = setting(False, "freeze the Q-Former and its queries (BLIP-2)")
     freeze_language_model: bool = setting(False, "freeze the language model with its embeddings and head (image_text)")

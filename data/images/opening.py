@@ -154,6 +154,19 @@ def _opened(source: ImageSource) -> Any:
     return io.BytesIO(source) if isinstance(source, bytes) else source
 
 
+def source_bytes(source: ImageSource) -> bytes:
+    """The bytes of an image's file.
+
+    Raises:
+        BadExample: if it cannot be read.
+    """
+    try:
+        opened = _opened(source)
+        return opened.read_bytes() if isinstance(opened, Path) else bytes(opened.getvalue())
+    except OSError as error:
+        raise BadExample(_broken(source, error)) from error
+
+
 def name_of(source: ImageSource) -> str:
     if isinstance(source, FilePart):
         return f"at byte {source.offset:,} of {source.path}"

@@ -57,10 +57,18 @@ class ImageSample(NamedTuple):
         Raises:
             BadExample: if one cannot be.
         """
+        return [open_image(source) for source in self.image_sources()]
+
+    def image_sources(self) -> Sequence[ImageSource]:
+        """Where its images are, one for each of `places`.
+
+        Raises:
+            BadExample: if one is not there.
+        """
         if not len(self.places):
             return []
         assert self.store is not None
-        return [open_image(source) for source in self.store.sources(self.key)[: len(self.places)]]
+        return self.store.sources(self.key)[: len(self.places)]
 
     def describe(self, error: BadExample) -> str:
         """The message for an image that turns out broken when its batch is made."""

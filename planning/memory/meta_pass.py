@@ -17,6 +17,7 @@ from planning.memory.row_lengths import RowLengths
 from planning.model.planned_model import PlannedModel
 from policies.attention.choice import goes_by_offsets
 from policies.embedding_noise import EmbeddingNoise
+from policies.vision_features import features_given
 from tasks.task import MicroBatch
 
 DEFAULT_CAPABILITY = (8, 0)
@@ -58,14 +59,15 @@ def pass_on_meta(
     model.train(trains)
     precision = resolved.policies.precision
     # Nothing compiles for the meta device. Saying so imports torch's compiler, which takes a second.
-    compiles = resolved.config.train_config.compile
+    train, inputs = resolved.config.train_config, resolved.task.model_inputs(batch)
     with (
-        torch.compiler.set_stance("force_eager") if compiles else nullcontext(),
+        torch.compiler.set_stance("force_eager") if train.compile else nullcontext(),
         computed_in(model, precision.compute_dtype if precision.casts else None),
         buffers_on_meta(model),
         KernelsOfCard(kernels_of(card), answer=not has_mask),
         known_values(batch.num_image_features) if resolved.task.READS_IMAGES else nullcontext(),
         routed_evenly(model),
+        features_given(planned.adapted.base, inputs) if train.cache_vision_features else nullcontext(),
     ):
         yield batch, lambda: noise.adding(resolved.task.summed_loss)(model, batch)
 

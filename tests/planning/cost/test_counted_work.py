@@ -28,6 +28,7 @@ from resolving.resolved import resolve
 from tasks.image_meta_batch import num_image_tokens
 from tests.helpers.image_models import MODELS
 from tests.helpers.pairwise import select_product
+from utils.model_parts import vision_part
 
 H200 = parse_hardware("H200", price_per_hour=3.0)
 ROWS = RowLengths(2, (24,), (24,))
@@ -81,11 +82,9 @@ def test_kernels_with_windows_compute_what_the_window_leaves(flags: str, share: 
     assert attention[0] / attention[1] == pytest.approx(share)
 
 
-def planned_image_model(name: str, folder: Path, *flags: str) -> PlannedModel:
+def planned_image_model(name: str, folder: Path, *flags: str, dataset: str = "caption_dataset") -> PlannedModel:
     MODELS[name]()[0].save_pretrained(folder)
-    config = parse_flags(
-        ["--model_name", str(folder), "--dataset", "caption_dataset", "--mixed_precision", "0", *flags]
-    )
+    config = parse_flags(["--model_name", str(folder), "--dataset", dataset, "--mixed_precision", "0", *flags])
     env = planned_environment(H200, config.train_config)
     return build_planned_model(resolve(config, env), env)
 
@@ -136,6 +135,23 @@ def test_a_frozen_tower_costs_a_forward_pass(tmp_path: Path) -> None:
     whole, frozen = work(), work("--freeze_vision")
     for part in ("matrix_flops", "attention_flops", "moved_bytes", "weight_bytes", "launch_seconds"):
         assert getattr(frozen, part) < getattr(whole, part)
+
+
+def test_kept_features_save_what_the_tower_computes(tmp_path: Path) -> None:
+    flags = ["--freeze_vision", "--activation_checkpointing", "off"]
+    whole, kept = (
+        planned_image_model("llava", tmp_path, *flags, *more, dataset="chat_dataset")
+        for more in ([], ["--cache_vision_features"])
+    )
+    works = [counted_work(planned, H200.card, 2, ROWS.widest, ROWS)[1] for planned in (whole, kept)]
+    batch: Any = meta_batch(whole.resolved, 2, ROWS.widest, label_share=1.0, packed=False, by_offsets=False)
+    (tower,) = vision_part(whole.adapted.base)
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        tower.to_empty(device="cpu")(torch.ones(batch.inputs["pixel_values"].shape))
+    found = counter.get_flop_counts()["Global"]
+    of_tower = sum(flops for op, flops in found.items() if not any(name in str(op) for name in OF_ATTENTION))
+    assert works[0].matrix_flops - works[1].matrix_flops == of_tower
+    assert works[1].attention_flops < works[0].attention_flops
 
 
 def test_the_plan_of_an_image_model_has_a_time_and_a_price(tmp_path: Path) -> None:

@@ -1,0 +1,109 @@
+"""What a frozen vision encoder made of each picture, kept on disk: `--cache_vision_features`.
+
+A file holds the model's inputs of one picture, with the encoder's output instead of pixels. Its name is a digest of the
+picture's bytes, its folder one of all else that the output follows from. So runs may share the files and write them at
+the same time: each is written whole, and two of one name are equal.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save
+
+from data.images.opening import ImageSource, open_image, source_bytes
+from data.tokens.spans import BadExample
+from utils.atomic_write import write_atomically
+
+PREFIX = "vision_features."
+"""Of the names of the encoder's outputs among a batch's inputs."""
+
+NUM_TOKENS = "num_tokens"  # how many tokens of the text stand for the picture
+_BITS = {2: torch.int16, 4: torch.int32}
+
+
+@dataclass(frozen=True)
+class FeatureStore:
+    """The files of one vision encoder, processor and precision."""
+
+    folder: Path
+
+    def has(self, source: ImageSource) -> bool:
+        """
+        Raises:
+            BadExample: if the picture's file cannot be read.
+        """
+        return self._file(source).exists()
+
+    def write(self, source: ImageSource, inputs: Mapping[str, torch.Tensor]) -> None:
+        """
+        Raises:
+            OSError: if the disk or the folder refuses.
+        """
+        plain = {name: value.detach().cpu().contiguous() for name, value in inputs.items()}
+        write_atomically(self._file(source), save(plain))
+
+    def read(self, source: ImageSource) -> dict[str, torch.Tensor]:
+        """The model's inputs of a picture, as `write` got them. Outputs are integers with their bits: batches travel as
+        NumPy arrays, which have no bf16, and nothing casts integers.
+
+        Raises:
+            BadExample: if the picture cannot be read, or its file is not there.
+        """
+        file = self._file(source)
+        if not file.exists():
+            open_image(source)  # which says what is wrong with it
+            raise BadExample(f"its vision features are not in {self.folder}; start the run again, which computes them")
+        found = load_file(file)
+        return {name: as_bits(value) if name.startswith(PREFIX) else value for name, value in found.items()}
+
+    def _file(self, source: ImageSource) -> Path:
+        return self.folder / f"{hashlib.sha256(source_bytes(source)).hexdigest()}.safetensors"
+
+
+def as_bits(values: torch.Tensor) -> torch.Tensor:
+    """The same memory as integers."""
+    return values.view(_BITS[values.element_size()])
+
+
+def stand_in(pixels: torch.Tensor) -> torch.Tensor:
+    """A tensor as long as an input of pixels, whose numbers only say whether there is a picture: tiles of zeros, which
+    fill up, are left out by their families.
+
+    Args:
+        pixels: [..., channels, height, width], or [patches, numbers].
+
+    Returns:
+        [..., 1, 1, 1], or [patches, 1].
+    """
+    dims = (-3, -2, -1) if pixels.dim() > 3 else (-1,)
+    return (pixels != 0).float().amax(dim=dims, keepdim=True)
+
+
+def pictures_of(parts: Sequence[Any]) -> list[ImageSource]:
+    """All pictures of these samples, each once.
+
+    Args:
+        parts: `data.images.samples.ImageSamples`, or None.
+    """
+    found: dict[ImageSource, None] = {}
+    for samples in parts:
+        for index in range(0 if samples is None else len(samples)):
+            try:
+                found |= dict.fromkeys(samples[index].image_sources())
+            except BadExample:
+                continue  # training meets it, too, and names its row
+    return list(found)
+
+
+def blank_source(image: Any) -> bytes:
+    """A picture as the bytes of a file."""
+    file = io.BytesIO()
+    image.save(file, format="PNG")
+    return file.getvalue()

@@ -1,0 +1,107 @@
+"""--cache_vision_features: runs are those that compute the vision encoder in each step, bit for bit."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from tests.helpers.image_chat_reference import write_conversations
+from tests.helpers.image_chats import save_chat_model
+from tests.helpers.processes import ProcessGroup, log_lines, train_events
+from tests.helpers.refusals import Bench
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
+
+
+def flags_for(model: Path, data: Path, output: Path, *more: str) -> list[str]:
+    flags = ["--model_name", str(model), "--output_dir", str(output), "--lr", "0.01", "--context_length", "512"]
+    flags += ["--dataset", "chat_dataset", "--chat_dataset.data_path", str(data), "--run_validation", "False"]
+    flags += ["--num_workers_dataloader", "0", "--mixed_precision", "False", "--save_model", "False"]
+    return [*flags, "--num_epochs", "3", "--batch_size_training", "1", *more]
+
+
+def numbers(run: Path) -> list[tuple[Any, ...]]:
+    """What a step comes to."""
+    names = ("loss", "grad_norm", "num_tokens")
+    return [tuple(event[name] for name in names) for event in train_events(run)]
+
+
+def computed(outcome: Any) -> int:
+    (line,) = [line for line in log_lines(outcome.stdout) if line.startswith("vision features of")]
+    found = re.search(r"images?: (\d+) computed in", line)
+    assert found
+    return int(found[1])
+
+
+def test_packed_rows_of_sharded_ranks_are_those_of_the_encoder(tmp_path: Path, process_group: ProcessGroup) -> None:
+    """One rank has no row in the last step of an epoch."""
+    model, data = save_chat_model("qwen2_vl", tmp_path / "model"), write_conversations(tmp_path / "data", 9)
+    more = ["--freeze_vision", "--enable_fsdp", "--batching_strategy", "packing"]
+    process_group.train(flags_for(model, data, tmp_path / "plain", *more), 2)
+    more.append("--cache_vision_features")
+    first, _ = process_group.train(flags_for(model, data, tmp_path / "first", *more), 2)
+    again, _ = process_group.train(flags_for(model, data, tmp_path / "again", *more), 2)
+    assert computed(first) == len(list((tmp_path / "data").glob("*.png"))) + 1  # and a blank one
+    assert computed(again) == 0
+    assert numbers(tmp_path / "plain") == numbers(tmp_path / "first") == numbers(tmp_path / "again")
+
+
+@pytest.mark.parametrize("name", ["gemma3", pytest.param("qwen2_5_vl", marks=pytest.mark.slow)])
+def test_padded_rows_are_those_of_the_encoder_and_what_follows_it_is_trained(
+    name: str, tmp_path: Path, process_group: ProcessGroup
+) -> None:
+    model, data = save_chat_model(name, tmp_path / "model"), write_conversations(tmp_path / "data", 4)
+    more = ["--freeze_vision", "--batching_strategy", "padding", "--max_train_step", "6"]
+    process_group.train(flags_for(model, data, tmp_path / "plain", *more), 1)
+    outcome, *_ = process_group.train(flags_for(model, data, tmp_path / "kept", *more, "--cache_vision_features"), 1)
+    assert computed(outcome) > 1
+    assert numbers(tmp_path / "plain") == numbers(tmp_path / "kept")
+
+
+@pytest.mark.slow
+def test_changed_pictures_and_settings_are_computed_anew_and_a_resumed_run_goes_on(
+    tmp_path: Path, process_group: ProcessGroup
+) -> None:
+    model, data = save_chat_model("qwen2_vl", tmp_path / "model"), write_conversations(tmp_path / "data", 4)
+    more = ["--freeze_vision", "--cache_vision_features"]
+    whole, *_ = process_group.train(flags_for(model, data, tmp_path / "whole", *more, "--max_train_step", "4"), 1)
+    halves = flags_for(model, data, tmp_path / "halves", *more, "--save_every_steps", "2")
+    process_group.train([*halves, "--max_train_step", "2"], 1)
+    outcome, *_ = process_group.train([*halves, "--max_train_step", "4", "--resume", "auto"], 1)
+    assert computed(outcome) == 0
+    assert numbers(tmp_path / "halves") == numbers(tmp_path / "whole")
+    file = sorted((tmp_path / "data").glob("*.png"))[0]
+    Image.open(file).transpose(Image.Transpose.FLIP_TOP_BOTTOM).rotate(7).save(file)
+    outcome, *_ = process_group.train(flags_for(model, data, tmp_path / "turned", *more, "--max_train_step", "1"), 1)
+    assert computed(outcome) == 1
+    smaller = flags_for(model, data, tmp_path / "smaller", *more, "--max_train_step", "1", "--max_pixels", "1024")
+    outcome, *_ = process_group.train(smaller, 1)
+    assert computed(outcome) == computed(whole)
+
+
+@pytest.mark.parametrize(
+    ("name", "flags", "reason"),
+    [
+        ("qwen2_vl", "", "the vision encoder is trained, so its features change; give --freeze_vision"),
+        ("qwen2_vl", "--use_peft --lora_config.target_modules qkv", "or an adapter in it, is trained"),
+        ("qwen2_vl", "--freeze_vision --chat_dataset.streaming --max_train_step 2", "leave --streaming out"),
+        ("idefics3", "--freeze_vision", "another pixel_values of images that are in one sample than of each alone"),
+    ],
+)
+def test_features_that_would_change_are_refused(
+    name: str, flags: str, reason: str, tmp_path: Path, process_group: ProcessGroup
+) -> None:
+    model, data = save_chat_model(name, tmp_path / "model"), write_conversations(tmp_path / "data", 4)
+    bench = Bench(model, data, tmp_path / "own", process_group)
+    bench.folder.mkdir()
+    more = ["--dataset", "chat_dataset", "--chat_dataset.data_path", str(data), "--cache_vision_features"]
+    refused = bench.refused(*more, *flags.split())
+    assert "--cache_vision_features: " in refused
+    assert reason in refused
