@@ -55,6 +55,8 @@ def _tile_patches(inputs: Mapping[str, torch.Tensor], patch_size: Any) -> torch.
     """Patches of each image or tile, int64 [tiles]."""
     height, width = patch_size if isinstance(patch_size, (list, tuple)) else (patch_size, patch_size)
     pixels = inputs["pixel_values"]
+    if "image_position_ids" in inputs:  # Gemma 4's patches; those that fill up have none
+        return (inputs["image_position_ids"] >= 0).all(-1).sum(-1)
     if "image_sizes" in inputs and pixels.dim() == 4:  # Pixtral's, padded to the largest
         sizes = inputs["image_sizes"]
         return sizes[:, 0] // height * (sizes[:, 1] // width)

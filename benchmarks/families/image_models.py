@@ -82,6 +82,35 @@ def _gemma3() -> Any:
     return config, processor
 
 
+def _gemma4() -> Any:
+    named = {"boi_token": "<|image>", "eoi_token": "<image|>", "image_token": "<|image|>"}
+    named |= {"boa_token": "<|audio>", "eoa_token": "<audio|>", "audio_token": "<|audio|>"}
+    tokenizer = tokenizer_with(**named)
+    tokenizer.pad_token = "<unk>"
+    images = hf.Gemma4ImageProcessorPil(patch_size=PATCH, max_soft_tokens=70, pooling_kernel_size=2)
+    processor = for_images(hf.Gemma4Processor)(None, images, tokenizer, None, image_seq_length=70)
+    processor.video_settings = {"video_processor_type": "Gemma4VideoProcessor"}
+    start, end, image, start_sound, end_sound, sound = ids_of(tokenizer, list(named.values()))
+    text: dict[str, Any] = {"head_dim": 8, "global_head_dim": 8, "pad_token_id": 0, "sliding_window": 16}
+    text |= {"layer_types": ["sliding_attention", "full_attention"], "vocab_size": len(tokenizer)}
+    text |= {"hidden_size_per_layer_input": 4, "vocab_size_per_layer_input": len(tokenizer)}
+    vision = {name: size for name, size in TOWER.items() if name != "image_size"}
+    vision |= {"num_key_value_heads": 4, "head_dim": 8, "pooling_kernel_size": 2, "position_embedding_size": 64}
+    config = hf.Gemma4Config(
+        text_config=hf.Gemma4TextConfig(**TEXT | text),
+        vision_config=hf.Gemma4VisionConfig(**vision),
+        audio_config=None,
+        boi_token_id=start,
+        eoi_token_id=end,
+        image_token_id=image,
+        boa_token_id=start_sound,
+        eoa_token_index=end_sound,
+        audio_token_id=sound,
+        video_token_id=ids_of(tokenizer, ["<|video|>"])[0],
+    )
+    return config, processor
+
+
 def _idefics(config: str, processor: str, images: str) -> Any:
     tokenizer = tokenizer_with("<image>", "<fake_token_around_image>", "<global-img>", "<end_of_utterance>")
     whole = getattr(hf, processor)
@@ -267,6 +296,7 @@ IMAGE_FAMILIES: dict[str, ImageFamily] = {
     "qwen3_vl": ImageFamily("Qwen/Qwen3-VL-4B-Instruct", qwen3_vl, QWEN_IMAGE),
     "qwen3_vl_moe": ImageFamily("Qwen/Qwen3-VL-30B-A3B-Instruct", qwen3_vl_moe, QWEN_IMAGE),
     "gemma3": ImageFamily("google/gemma-3-4b-it", _gemma3, "<start_of_image>"),
+    "gemma4": ImageFamily("google/gemma-4-E4B-it", _gemma4, "<|image|>"),
     "smolvlm": ImageFamily(
         "HuggingFaceTB/SmolVLM2-2.2B-Instruct",
         lambda: _idefics("SmolVLMConfig", "SmolVLMProcessor", "SmolVLMImageProcessorPil"),

@@ -63,7 +63,7 @@ def read_processor(name: str, flag: str, *, trust_remote_code: bool = False) -> 
     except Exception as error:
         remedy = "give a folder or hub name that has one with --tokenizer_name"
         for package in ("torchvision", "num2words"):
-            if package in str(error).lower():
+            if package in f"{error} {error.__context__}".lower():  # transformers' own may not name it
                 source = "-r requirements-torchvision.txt" if package == "torchvision" else package
                 remedy = f"the processor of this family needs {package}: pip install {source}"
         raise ConfigError(f"{flag}: no processor could be loaded from {name!r} ({explain(error)}); {remedy}") from error

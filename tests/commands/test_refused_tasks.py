@@ -55,6 +55,15 @@ def test_the_text_model_of_mistral_small_4_is_one_of_text() -> None:
     assert find_task(AutoConfig.for_model("fuyu")).NAME == "image_text"
 
 
+def test_phi_4_multimodal_is_a_model_of_text() -> None:
+    """transformers has no model of images and text of it."""
+    config = AutoConfig.for_model("phi4_multimodal")
+    assert find_task(config).NAME == "causal_lm"
+    reason = "no AutoModelForImageTextToText of phi4_multimodal models; give --task causal_lm"
+    with pytest.raises(ConfigError, match=reason):
+        find_task(config, "image_text")
+
+
 def test_the_task_is_found_from_the_config_and_may_be_asked_for() -> None:
     """transformers' mapping of causal models names BART, too."""
     bart, llama = make_config("bart"), AutoConfig.for_model("llama")

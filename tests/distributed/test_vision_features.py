@@ -21,7 +21,7 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def flags_for(model: Path, data: Path, output: Path, *more: str) -> list[str]:
-    flags = ["--model_name", str(model), "--output_dir", str(output), "--lr", "0.01", "--context_length", "512"]
+    flags = ["--model_name", str(model), "--output_dir", str(output), "--lr", "0.01", "--context_length", "256"]
     flags += ["--dataset", "chat_dataset", "--chat_dataset.data_path", str(data), "--run_validation", "False"]
     flags += ["--num_workers_dataloader", "0", "--mixed_precision", "False", "--save_model", "False"]
     return [*flags, "--num_epochs", "3", "--batch_size_training", "1", *more]
