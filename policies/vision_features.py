@@ -148,8 +148,8 @@ def _joint(one: torch.Tensor, other: torch.Tensor, together: torch.Tensor) -> in
             joined = torch.cat([one, other], dim).float()
             apart = torch.linalg.vector_norm(joined - together.float())
             # Sums of another order: some hundred roundings in deep encoders, and nothing like another picture.
-            most = 256 * torch.finfo(together.dtype).eps * torch.linalg.vector_norm(joined)
-            return dim if apart <= most else None
+            share = min(0.1, 256 * torch.finfo(together.dtype).eps)
+            return dim if apart <= share * torch.linalg.vector_norm(joined) else None
     return None
 
 

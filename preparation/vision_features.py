@@ -61,10 +61,10 @@ def with_vision_features(built: BuiltModel, inputs: Inputs, env: Environment) ->
     num_made = sum(gather_to_all(_fill(finder, store, pictures, env)))
     tried()
     reshard(built.model)
-    size = sum(file.stat().st_size for file in store.folder.iterdir()) / GIB
+    size = sum(file.stat().st_size for file in store.folder.glob("*.safetensors")) / GIB
     print_rank_zero(
         env,
-        f"vision features of {plural(len(pictures) - 1, 'image')}: {num_made:,} computed in "
+        f"vision features of {plural(len(pictures) - 1, 'image')} and a blank one: {num_made:,} computed in "
         f"{time.monotonic() - began:.1f} s, {size:.2f} GiB in {store.folder}",
     )
     return replace(inputs, vision_features=store)
