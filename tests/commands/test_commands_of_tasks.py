@@ -104,4 +104,4 @@ def test_a_command_trains_and_its_model_answers(
 
 
 def test_both_pages_have_commands_of_both_layouts() -> None:
-    assert sorted("torchrun" in command for command in COMMANDS) == [False] * 5 + [True] * 2
+    assert sorted("torchrun" in command for command in COMMANDS) == [False] * 6 + [True] * 2

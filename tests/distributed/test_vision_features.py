@@ -1,4 +1,7 @@
-"""--cache_vision_features: runs are those that compute the vision encoder in each step, bit for bit."""
+"""--cache_vision_features: runs are those that compute the vision encoder in each step.
+
+Up to a rounding: products over the images of a batch may be summed in another order than over one image.
+"""
 
 from __future__ import annotations
 
@@ -27,10 +30,10 @@ def flags_for(model: Path, data: Path, output: Path, *more: str) -> list[str]:
     return [*flags, "--num_epochs", "3", "--batch_size_training", "1", *more]
 
 
-def numbers(run: Path) -> list[tuple[Any, ...]]:
-    """What a step comes to."""
+def numbers(run: Path) -> list[float]:
+    """The loss, gradient norm and tokens of each step."""
     names = ("loss", "grad_norm", "num_tokens")
-    return [tuple(event[name] for name in names) for event in train_events(run)]
+    return [event[name] for event in train_events(run) for name in names]
 
 
 def computed(outcome: Any) -> int:
@@ -50,7 +53,8 @@ def test_packed_rows_of_sharded_ranks_are_those_of_the_encoder(tmp_path: Path, p
     again, _ = process_group.train(flags_for(model, data, tmp_path / "again", *more), 2)
     assert computed(first) == len(list((tmp_path / "data").glob("*.png"))) + 1  # and a blank one
     assert computed(again) == 0
-    assert numbers(tmp_path / "plain") == numbers(tmp_path / "first") == numbers(tmp_path / "again")
+    assert numbers(tmp_path / "first") == numbers(tmp_path / "again")
+    assert numbers(tmp_path / "first") == pytest.approx(numbers(tmp_path / "plain"), rel=1e-6)
 
 
 @pytest.mark.parametrize("name", ["gemma3", pytest.param("qwen2_5_vl", marks=pytest.mark.slow)])
@@ -62,7 +66,7 @@ def test_padded_rows_are_those_of_the_encoder_and_what_follows_it_is_trained(
     process_group.train(flags_for(model, data, tmp_path / "plain", *more), 1)
     outcome, *_ = process_group.train(flags_for(model, data, tmp_path / "kept", *more, "--cache_vision_features"), 1)
     assert computed(outcome) > 1
-    assert numbers(tmp_path / "plain") == numbers(tmp_path / "kept")
+    assert numbers(tmp_path / "kept") == pytest.approx(numbers(tmp_path / "plain"), rel=1e-6)
 
 
 @pytest.mark.slow
