@@ -14,13 +14,9 @@ from PIL import Image
 
 from tests.helpers.image_chat_reference import write_conversations
 from tests.helpers.image_chats import save_chat_model
+from tests.helpers.own_cache import with_cache
 from tests.helpers.processes import ProcessGroup, log_lines, train_events
 from tests.helpers.refusals import Bench
-
-
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
 
 
 def flags_for(model: Path, data: Path, output: Path, *more: str) -> list[str]:
@@ -49,8 +45,8 @@ def test_packed_rows_of_sharded_ranks_are_those_of_the_encoder(tmp_path: Path, p
     more = ["--freeze_vision", "--enable_fsdp", "--batching_strategy", "packing"]
     process_group.train(flags_for(model, data, tmp_path / "plain", *more), 2)
     more.append("--cache_vision_features")
-    first, _ = process_group.train(flags_for(model, data, tmp_path / "first", *more), 2)
-    again, _ = process_group.train(flags_for(model, data, tmp_path / "again", *more), 2)
+    first, _ = process_group.train(with_cache(flags_for(model, data, tmp_path / "first", *more), tmp_path / "cache"), 2)
+    again, _ = process_group.train(with_cache(flags_for(model, data, tmp_path / "again", *more), tmp_path / "cache"), 2)
     assert computed(first) == len(list((tmp_path / "data").glob("*.png"))) + 1  # and a blank one
     assert computed(again) == 0
     assert numbers(tmp_path / "first") == numbers(tmp_path / "again")
@@ -64,7 +60,9 @@ def test_padded_rows_are_those_of_the_encoder_and_what_follows_it_is_trained(
     model, data = save_chat_model(name, tmp_path / "model"), write_conversations(tmp_path / "data", 4)
     more = ["--freeze_vision", "--batching_strategy", "padding", "--max_train_step", "6"]
     process_group.train(flags_for(model, data, tmp_path / "plain", *more), 1)
-    outcome, *_ = process_group.train(flags_for(model, data, tmp_path / "kept", *more, "--cache_vision_features"), 1)
+    outcome, *_ = process_group.train(
+        with_cache(flags_for(model, data, tmp_path / "kept", *more, "--cache_vision_features"), tmp_path / "cache"), 1
+    )
     assert computed(outcome) > 1
     assert numbers(tmp_path / "kept") == pytest.approx(numbers(tmp_path / "plain"), rel=1e-6)
 
@@ -75,18 +73,24 @@ def test_changed_pictures_and_settings_are_computed_anew_and_a_resumed_run_goes_
 ) -> None:
     model, data = save_chat_model("qwen2_vl", tmp_path / "model"), write_conversations(tmp_path / "data", 4)
     more = ["--freeze_vision", "--cache_vision_features"]
-    whole, *_ = process_group.train(flags_for(model, data, tmp_path / "whole", *more, "--max_train_step", "4"), 1)
+    whole, *_ = process_group.train(
+        with_cache(flags_for(model, data, tmp_path / "whole", *more, "--max_train_step", "4"), tmp_path / "cache"), 1
+    )
     halves = flags_for(model, data, tmp_path / "halves", *more, "--save_every_steps", "2")
-    process_group.train([*halves, "--max_train_step", "2"], 1)
-    outcome, *_ = process_group.train([*halves, "--max_train_step", "4", "--resume", "auto"], 1)
+    process_group.train(with_cache([*halves, "--max_train_step", "2"], tmp_path / "cache"), 1)
+    outcome, *_ = process_group.train(
+        with_cache([*halves, "--max_train_step", "4", "--resume", "auto"], tmp_path / "cache"), 1
+    )
     assert computed(outcome) == 0
     assert numbers(tmp_path / "halves") == numbers(tmp_path / "whole")
     file = sorted((tmp_path / "data").glob("*.png"))[0]
     Image.open(file).transpose(Image.Transpose.FLIP_TOP_BOTTOM).rotate(7).save(file)
-    outcome, *_ = process_group.train(flags_for(model, data, tmp_path / "turned", *more, "--max_train_step", "1"), 1)
+    outcome, *_ = process_group.train(
+        with_cache(flags_for(model, data, tmp_path / "turned", *more, "--max_train_step", "1"), tmp_path / "cache"), 1
+    )
     assert computed(outcome) == 1
-    smaller = flags_for(model, data, tmp_path / "smaller", *more, "--max_train_step", "1", "--max_pixels", "1024")
-    outcome, *_ = process_group.train(smaller, 1)
+    smaller = flags_for(model, data, tmp_path / "smaller", *more, "--max_train_step", "1", "--max_pixels", "784")
+    outcome, *_ = process_group.train(with_cache(smaller, tmp_path / "cache"), 1)
     assert computed(outcome) == computed(whole)
 
 
