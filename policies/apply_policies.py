@@ -22,7 +22,7 @@ from policies.model_task import ModelTask
 from policies.quantization.choice import quantize_weights
 from policies.quantization.float8 import Float8, compute_in_float8, store_in_float8
 from policies.quantization.packing import Quantization
-from policies.replicated_weights import replicated_weights
+from policies.replicated_weights import gathered_units, replicated_weights
 from policies.routing.routers import Router, find_routers
 from policies.sharding import Layout, replicate, shard
 from policies.text_scores import new_parts, use_text_scores
@@ -178,7 +178,8 @@ def shard_and_fill(
     layout = policies.layout
     # 6. shard
     replicated = replicated_weights(model, layers, layout.num_replicated or 0)
-    shard(model, units, layout, policies.precision, env.device, replicated=replicated)
+    gathered = gathered_units(units, replicated)
+    shard(model, gathered, layout, policies.precision, env.device, replicated=replicated)
     # 7. materialise weights; DistributedDataParallel goes around real ones
     parameter_device = layout.parameter_device(env.device)
     materialise(model, base, weights, parameter_device=parameter_device, compute_device=env.device)

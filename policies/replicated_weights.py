@@ -6,7 +6,7 @@ No optimizer changes them, so every rank's copy stays as it was read. `fully_sha
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from torch import nn
 
@@ -32,6 +32,26 @@ def num_asked(fsdp: FsdpConfig, precision: Precision) -> int | None:
             "--mixed_precision False, or leave this out"
         )
     return 0
+
+
+def gathered_units(units: Sequence[nn.Module], replicated: Collection[nn.Parameter]) -> list[nn.Module]:
+    """The units that are still gathered one at a time: all but those of which nothing frozen is sharded.
+
+    Adapters of these are gathered with the root instead, once per step. They are small, and each gathering takes the
+    host up to a millisecond: over two H100s, Qwen3-30B-A3B cut to 16 layers waited for that in a quarter of its time.
+
+    Args:
+        units: as `policies.wrapping.find_units` returns them.
+        replicated: as `replicated_weights` returns them.
+    """
+    whole = set(map(id, replicated))
+
+    def is_gathered(unit: nn.Module) -> bool:
+        parameters = list(unit.parameters())
+        has_whole = any(id(parameter) in whole for parameter in parameters)
+        return not has_whole or any(not p.requires_grad and id(p) not in whole for p in parameters)
+
+    return list(filter(is_gathered, units))
 
 
 def replicated_weights(model: nn.Module, layers: Sequence[nn.Module], num_layers: int) -> list[nn.Parameter]:

@@ -23,6 +23,7 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, fully_shard
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from configs.fsdp import FsdpConfig
@@ -167,7 +168,8 @@ def num_units(model: nn.Module) -> int:
 
 def unit_notes(model: nn.Module, wrap: Sequence[str]) -> list[str]:
     """A line to print if layers should be gathered one at a time and the model names none."""
-    if num_units(model) != 1 or wrap == ("root",):
+    is_replicated = not all(isinstance(parameter, DTensor) for parameter in model.parameters())  # layers with names
+    if num_units(model) != 1 or wrap == ("root",) or is_replicated:
         return []
     return ["wrap: this model names no repeated layers; it is gathered as one unit, all of its weights at a time"]
 

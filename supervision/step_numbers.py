@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -65,8 +66,14 @@ class StepNumbers:
     def _event_of_now(self) -> torch.Event:
         """An event on a stream without work, so it need not wait for steps that are queued."""
         now = torch.Event(self._device, enable_timing=True)
-        now.record(torch.Stream(self._device))
+        now.record(_idle_stream(self._device))
         return now
+
+
+@functools.cache
+def _idle_stream(device: torch.device) -> torch.Stream:
+    """One for all steps: of 32 streams that torch deals out in turn, some carry collectives of the next step."""
+    return torch.Stream(device)
 
 
 def time_of(event: torch.Event, event_of_now: Callable[[], torch.Event]) -> float:

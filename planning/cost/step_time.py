@@ -21,7 +21,7 @@ from planning.cost.step_work import (
 from planning.cost.traffic import Traffic, exchange_seconds, find_traffic, seconds_per_step
 from planning.machines.group_speeds import Speeds
 from planning.machines.hardware import Hardware
-from planning.model.planned_model import PlannedModel
+from planning.model.planned_model import PlannedModel, gathered_in
 from policies.mixed_precision import DTYPES
 from policies.optimizers.build import steps_early
 from policies.optimizers.kind import kind_of
@@ -286,7 +286,7 @@ def _hidden_seconds(planned: PlannedModel, computing: float) -> float:
     forward = computing / thirds(passes(planned))
     is_early = steps_early(train, scales_loss=policies.precision.scales_loss) and policies.layout.kind != "ddp"
     backward = (computing - forward) * (2 / 3 if fsdp.fsdp_cpu_offload else 1) if is_early else 0.0
-    parts = planned.adapted.units if policies.layout.kind == "fully_shard" else planned.adapted.layers
+    parts = gathered_in(planned) if policies.layout.kind == "fully_shard" else planned.adapted.layers
     return backward + (forward if parts else 0.0)
 
 

@@ -21,7 +21,7 @@ from torch import nn
 from data.batches.counts import BatchCounts
 from planning.cost.kernel_rates import KernelRates
 from planning.model.float8_weights import float8_weights
-from planning.model.planned_model import PlannedModel
+from planning.model.planned_model import PlannedModel, gathered_in
 from policies.attention.choice import WITHOUT_MASKS
 from policies.optimizers.build import state_bytes
 from policies.optimizers.kind import kind_of
@@ -32,7 +32,8 @@ from utils.parameters import Counted, count_weights, packed_weights
 
 MOVES_COMPILED, MOVES_EAGER = 7.6, 20.6
 MODULE_SECONDS = 0.33e-3  # of a module without children, forward and backward; a third of it is forward
-EXPERTS_SECONDS = 5.4e-3  # of the experts of a mixture's layer, forward and backward
+EXPERTS_SECONDS = 2.5e-3  # of the experts of a mixture's layer, forward and backward
+ADAPTED_EXPERTS_SECONDS = 5.4e-3  # the same with adapters, or in 4 bits
 UNIT_SECONDS = 7e-3  # of a unit of fully_shard, forward and backward
 COMPILED_LAUNCHES = 1 / 3  # of the kernels of uncompiled layers
 RECOMPUTED = {"off": 0.0, "selective": 0.5, "full": 1.0}  # of a layer's matrix products
@@ -182,8 +183,8 @@ def launch_seconds(planned: PlannedModel, num_passes: float, num_forward_only: i
     modules = _num_leaves(planned.adapted.model) - num_forward_only
     launches = MODULE_SECONDS * (COMPILED_LAUNCHES if planned.config.train_config.compile else 1.0)
     is_sharded = planned.resolved.policies.layout.kind == "fully_shard"
-    units = len(planned.adapted.units) + 1 if is_sharded else 0
-    each = modules * launches + units * UNIT_SECONDS + _num_mixtures(planned.adapted.model) * EXPERTS_SECONDS
+    units = len(gathered_in(planned)) + 1 if is_sharded else 0
+    each = modules * launches + units * UNIT_SECONDS + _experts_seconds(planned.adapted.model)
     return (thirds(num_passes) * each + num_forward_only * launches) / 3
 
 
@@ -195,9 +196,17 @@ def token_launch_seconds(planned: PlannedModel) -> float:
     return seconds * _num_leaves(base.get_decoder()) / _num_leaves(model)
 
 
-def _num_mixtures(model: nn.Module) -> int:
-    """Layers that have experts, adapters around them or not."""
-    return sum(name.rpartition(".")[2] == "experts" for name, _ in model.named_modules())
+def _experts_seconds(model: nn.Module) -> float:
+    """Of the experts of all layers, adapters around them or not."""
+    mixtures = [module for name, module in model.named_modules() if name.rpartition(".")[2] == "experts"]
+    return sum(ADAPTED_EXPERTS_SECONDS if _are_adapted(experts) else EXPERTS_SECONDS for experts in mixtures)
+
+
+def _are_adapted(experts: nn.Module) -> bool:
+    """Whether they are trained by adapters, or packed."""
+    parameters = list(experts.parameters())
+    is_packed = any(packed_weights(module) for module in experts.modules())
+    return is_packed or (any(p.requires_grad for p in parameters) and not all(p.requires_grad for p in parameters))
 
 
 def _num_leaves(model: nn.Module) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,8 +12,7 @@ from torch import nn
 from data.batches.counts import BatchCounts
 from planning.machines.group_speeds import Speeds
 from planning.model.float8_weights import float8_weights
-from planning.model.planned_model import PlannedModel, replicated_in
-from policies.apply_policies import Adapted
+from planning.model.planned_model import PlannedModel, gathered_in, replicated_in
 from policies.context_parallel.exchange import repeats_of_keys
 from utils.layer_configs import head_dim_of, layer_configs
 
@@ -36,7 +36,8 @@ class Traffic:
 def find_traffic(planned: PlannedModel) -> Traffic:
     """The traffic of one optimizer step, from the model's shapes alone."""
     adapted, policies = planned.adapted, planned.resolved.policies
-    precision, trained = policies.precision, _trained_by_unit(adapted)
+    units = gathered_in(planned)
+    precision, trained = policies.precision, _trained_by_unit(adapted.model, units)
     computed = precision.compute_dtype if precision.casts else None
     in_float8 = float8_weights(adapted, planned.resolved).gathered
 
@@ -49,7 +50,7 @@ def find_traffic(planned: PlannedModel) -> Traffic:
 
     all_bytes = sum(map(gathered, adapted.model.parameters()))
     # A set: nested units share parameters with the units that hold them.
-    units_bytes = sum(map(gathered, {p for unit in adapted.units for p in unit.parameters()}))
+    units_bytes = sum(map(gathered, {p for unit in units for p in unit.parameters()}))
     # DistributedDataParallel reduces gradients as they are.
     is_ddp, reduced = policies.layout.kind == "ddp", precision.reduce_dtype.itemsize
     gradient_bytes = sum(p.numel() * (p.element_size() if is_ddp else reduced) for own in trained for p in own)
@@ -57,7 +58,7 @@ def find_traffic(planned: PlannedModel) -> Traffic:
         units_bytes=units_bytes,
         root_bytes=all_bytes - units_bytes,
         gradient_bytes=gradient_bytes,
-        num_units=sum(any(id(p) not in replicated for p in unit.parameters()) for unit in adapted.units) + 1,
+        num_units=len(units) + 1,
         num_trained_units=sum(map(bool, trained)),
         num_micro_batches=planned.resolved.batches.gradient_accumulation_steps,
         reduces_once=planned.accumulation.unsharded,
@@ -91,11 +92,11 @@ def exchange_seconds(planned: PlannedModel, counts: BatchCounts, speeds: Speeds,
     return total
 
 
-def _trained_by_unit(adapted: Adapted) -> list[list[nn.Parameter]]:
+def _trained_by_unit(model: nn.Module, units: Sequence[nn.Module]) -> list[list[nn.Parameter]]:
     """The trained parameters of each unit, the root last; nested units come before those that hold them."""
     seen: set[nn.Parameter] = set()
     found = []
-    for module in (*adapted.units, adapted.model):
+    for module in (*units, model):
         own = [parameter for parameter in module.parameters() if parameter not in seen]
         seen.update(own)
         found.append([parameter for parameter in own if parameter.requires_grad])

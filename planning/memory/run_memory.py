@@ -35,7 +35,7 @@ from planning.memory.row_lengths import RowLengths
 from planning.memory.sharded_bytes import add_statistics, largest_read, local_parts
 from planning.memory.step_memory import Bytes, StepMemory
 from planning.model.float8_weights import float8_weights
-from planning.model.planned_model import PlannedModel, replicated_in, with_checkpointing
+from planning.model.planned_model import PlannedModel, gathered_in, replicated_in, with_checkpointing
 from policies.activations.host_pool import chunk_bytes
 from policies.wrapping import find_layers, outermost
 from tasks.task import MicroBatch
@@ -114,7 +114,7 @@ def memory_of(planned: PlannedModel, card: Card, run: RunBytes) -> MemoryPlan:
     """The memory plan of a run, from the bytes that its layers keep and need."""
     model, scheme = planned.adapted.model, scheme_of(planned)
     on_host = copies_on_host(run.widest)
-    memory = StepMemory(model, planned.adapted.units, scheme)
+    memory = StepMemory(model, gathered_in(planned), scheme)
     peaks = {"load": _loading(model, memory.params), **memory.step(run.widest)}
     if run.evaluation is not None:
         peaks["evaluation"] = memory.evaluation(run.evaluation)

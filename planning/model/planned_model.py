@@ -12,7 +12,7 @@ from planning.model.compiled_loss import compiled_cross_entropy
 from policies.activations.checkpointing import Checkpointing, apply_activation_checkpointing
 from policies.apply_policies import Adapted, adapt_model
 from policies.building import MetaModel, build_empty
-from policies.replicated_weights import replicated_weights
+from policies.replicated_weights import gathered_units, replicated_weights
 from policies.sharding import Accumulation, choose_accumulation
 from ranks.environment import Environment
 from resolving.resolved import Resolved
@@ -85,6 +85,11 @@ def replicated_in(planned: PlannedModel) -> list[nn.Parameter]:
     """
     number = planned.resolved.policies.layout.num_replicated or 0
     return replicated_weights(planned.adapted.model, planned.adapted.layers, number)
+
+
+def gathered_in(planned: PlannedModel) -> list[nn.Module]:
+    """The units that are gathered one at a time; the root gathers the rest."""
+    return gathered_units(planned.adapted.units, replicated_in(planned))
 
 
 def with_replicated(planned: PlannedModel, num_layers: int) -> PlannedModel:
