@@ -17,7 +17,7 @@ def cache_folder() -> Path:
     return Path(datasets.config.HF_DATASETS_CACHE)
 
 
-def not_kept(error: BaseException) -> ConfigError | None:
+def not_kept(error: BaseException, what: str = "rows and tokens") -> ConfigError | None:
     """The refusal, if this error, or its cause, is of a cache that cannot be written; None for any other."""
     cause, folder = error.__cause__ or error, cache_folder()
     if not isinstance(cause, OSError):
@@ -28,6 +28,6 @@ def not_kept(error: BaseException) -> ConfigError | None:
         return None
     reason = "No space left on device" if is_full else cause.strerror or cause
     return ConfigError(
-        f"rows and tokens cannot be kept in {folder} ({reason}); make room there, or name another "
+        f"{what} cannot be kept in {folder} ({reason}); make room there, or name another "
         "place with the variable HF_DATASETS_CACHE"
     )

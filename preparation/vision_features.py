@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import replace
+from itertools import chain, islice
 from typing import Any
 
 import torch
@@ -18,15 +20,18 @@ from data.images.vision_features import (
     NUM_TOKENS,
     FeatureStore,
     blank_source,
+    digest_of,
     pictures_of,
     stand_in,
 )
 from data.processors.processor_loading import blank_image
 from data.processors.written_images import ImageWriter
 from data.tokens.spans import BadExample
+from policies.adapters.folder import find_saved_adapter
 from policies.building import BuiltModel
 from policies.sharding import reshard
 from policies.vision_features import SeenImages, why_features_change
+from policies.weights.fingerprint import fingerprint_files
 from ranks.collectives import gather_to_all
 from ranks.environment import Environment, print_rank_zero
 from resolving.inputs import Inputs
@@ -37,6 +42,7 @@ from utils.units import GIB
 from utils.wording import plural
 
 _TRIED = ((96, 64), (64, 160))  # pixels of two images, as wide and high
+_SAMPLES_OF_ROUND = 64  # whose pictures' bytes are in memory together
 
 
 def with_vision_features(built: BuiltModel, inputs: Inputs, env: Environment) -> Inputs:
@@ -56,40 +62,62 @@ def with_vision_features(built: BuiltModel, inputs: Inputs, env: Environment) ->
     finder = _Finder(seen, ImageWriter.of(inputs.processor), env)
     finder.try_two()
     store = FeatureStore(cache_folder() / "finetuning-vision-features" / _key(seen, built, inputs, env))
-    pictures = [blank_source(blank_image()), *pictures_of([inputs.data.train, inputs.data.evaluation])]
-    began, tried = time.monotonic(), say_if_it_lasts(f"computing features of {plural(len(pictures) - 1, 'image')}")
-    num_made = sum(gather_to_all(_fill(finder, store, pictures, env)))
+    began, tried = time.monotonic(), say_if_it_lasts("computing vision features")
+    num_images, num_made = fill(finder, store, [inputs.data.train, inputs.data.evaluation], env)
     tried()
     reshard(built.model)
-    size = sum(file.stat().st_size for file in store.folder.glob("*.safetensors")) / GIB
     print_rank_zero(
         env,
-        f"vision features of {plural(len(pictures) - 1, 'image')} and a blank one: {num_made:,} computed in "
-        f"{time.monotonic() - began:.1f} s, {size:.2f} GiB in {store.folder}",
+        f"vision features of {plural(num_images, 'image')} and a blank one: {num_made:,} computed in "
+        f"{time.monotonic() - began:.1f} s, {_size_gib(store, env):.2f} GiB in {store.folder}",
     )
     return replace(inputs, vision_features=store)
 
 
-def _fill(finder: _Finder, store: FeatureStore, pictures: Sequence[ImageSource], env: Environment) -> int:
-    """Compute what is missing of this rank's share of its machine's pictures; how many these were."""
-    missing = [picture for picture in pictures[env.local_rank :: env.local_world_size] if _is_missing(store, picture)]
-    most = max(gather_to_all(len(missing)))
-    refusal: ConfigError | None = None
-    for place in range(most):  # in step: sharded layers are gathered by all ranks
-        picture = missing[place] if place < len(missing) else pictures[0]
-        found = finder.inputs_of(picture)
-        if place < len(missing) and found is not None and refusal is None:
-            refusal = _write(store, picture, found)
-    if first := next(filter(None, gather_to_all(refusal)), None):
-        raise first
-    return len(missing)
+def _size_gib(store: FeatureStore, env: Environment) -> float:
+    """What the folder holds; 0 on other ranks than the one that prints it, as there may be a million files."""
+    files = store.folder.glob("*.safetensors") if env.rank == 0 else []
+    return sum(file.stat().st_size for file in files) / GIB
 
 
-def _is_missing(store: FeatureStore, picture: ImageSource) -> bool:
-    try:
-        return not store.has(picture)
-    except BadExample:  # training meets it, too, and names its row
-        return False
+def fill(finder: _Finder, store: FeatureStore, parts: Sequence[Any], env: Environment) -> tuple[int, int]:
+    """Compute what is missing; how many images a machine's ranks found in their shares, and how many all computed.
+
+    The ranks meet after each round: sharded layers are gathered by all, and a disk that is full stops all.
+    """
+    blank, seen, num_made = blank_source(blank_image()), set[str](), 0
+    shares = pictures_of(parts, env.local_rank, env.local_world_size)
+    more = chain([[blank]] if env.local_rank == 0 else [], shares)
+    while any(gather_to_all(bool(round_ := [*islice(more, _SAMPLES_OF_ROUND)]))):
+        missing = _missing(store, chain.from_iterable(round_), seen)
+        refusal: ConfigError | None = None
+        for place in range(max(gather_to_all(len(missing)))):
+            picture = missing[place] if place < len(missing) else blank
+            found = finder.inputs_of(picture)
+            if place < len(missing) and found is not None and refusal is None:
+                refusal = _write(store, picture, found)
+                num_made += refusal is None
+        if first := next(filter(None, gather_to_all(refusal)), None):
+            raise first
+    num_found = len(seen) - (env.local_rank == 0)  # without the blank one
+    counts = gather_to_all((num_found, num_made))
+    return sum(found for found, _ in counts[: env.local_world_size]), sum(made for _, made in counts)
+
+
+def _missing(store: FeatureStore, pictures: Iterable[ImageSource], seen: set[str]) -> list[ImageSource]:
+    """Those that have no file, each once.
+
+    Args:
+        seen: digests of pictures that were looked for before; these are added.
+    """
+    missing = []
+    for picture in pictures:
+        with suppress(BadExample):  # training meets it, too, and names its row
+            digest = digest_of(picture)
+            if digest not in seen and not store.has(digest):
+                missing.append(picture)
+            seen.add(digest)
+    return missing
 
 
 def _write(store: FeatureStore, picture: ImageSource, found: dict[str, torch.Tensor]) -> ConfigError | None:
@@ -97,7 +125,7 @@ def _write(store: FeatureStore, picture: ImageSource, found: dict[str, torch.Ten
         store.folder.mkdir(parents=True, exist_ok=True)
         store.write(picture, found)
     except OSError as error:
-        return not_kept(error) or ConfigError(f"--cache_vision_features: {error}")
+        return not_kept(error, "vision features") or ConfigError(f"--cache_vision_features: {error}")
     return None
 
 
@@ -149,8 +177,12 @@ def _key(seen: SeenImages, built: BuiltModel, inputs: Inputs, env: Environment) 
     """A digest of all that features follow from besides the picture."""
     config, precision = inputs.resolved.config.train_config, inputs.resolved.policies.precision
     encoder: Any = seen.encoder
+    # An adapter of an earlier run may be in the encoder, too, and frozen with it.
+    adapter = config.from_peft_checkpoint and fingerprint_files(
+        [path for path in find_saved_adapter(config.from_peft_checkpoint).iterdir() if path.is_file()]
+    )
     facts = [
-        *(config.model_name if config.random_weights else "", base_fingerprint(built.model, config)),
+        *(config.model_name if config.random_weights else "", base_fingerprint(built.model, config), adapter),
         *(encoder.config.to_json_string(), encoder.config._attn_implementation, str(precision.compute_dtype)),
         *(ImageWriter.of(inputs.processor).cache_key(), str(env.device_facts), config.compile),
         *(torch.__version__, transformers.__version__),

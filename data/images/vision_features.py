@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import hashlib
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save
 
 from data.images.opening import ImageSource, open_image, source_bytes
@@ -34,12 +35,14 @@ class FeatureStore:
 
     folder: Path
 
-    def has(self, source: ImageSource) -> bool:
-        """
-        Raises:
-            BadExample: if the picture's file cannot be read.
-        """
-        return self._file(source).exists()
+    def has(self, digest: str) -> bool:
+        """Whether the file of a picture with this digest is there, as long as its header says: a machine that crashed
+        may leave a part of one."""
+        try:
+            with safe_open(self._file(digest), "pt"):
+                return True
+        except (OSError, SafetensorError):
+            return False
 
     def write(self, source: ImageSource, inputs: Mapping[str, torch.Tensor]) -> None:
         """
@@ -47,24 +50,35 @@ class FeatureStore:
             OSError: if the disk or the folder refuses.
         """
         plain = {name: value.detach().cpu().contiguous() for name, value in inputs.items()}
-        write_atomically(self._file(source), save(plain))
+        write_atomically(self._file(digest_of(source)), save(plain))
 
     def read(self, source: ImageSource) -> dict[str, torch.Tensor]:
         """The model's inputs of a picture, as `write` got them. Outputs are integers with their bits: batches travel as
         NumPy arrays, which have no bf16, and nothing casts integers.
 
         Raises:
-            BadExample: if the picture cannot be read, or its file is not there.
+            BadExample: if the picture cannot be read, or its file is not there or broken.
         """
-        file = self._file(source)
-        if not file.exists():
+        try:
+            found = load_file(self._file(digest_of(source)))
+        except (OSError, SafetensorError) as error:
             open_image(source)  # which says what is wrong with it
-            raise BadExample(f"its vision features are not in {self.folder}; start the run again, which computes them")
-        found = load_file(file)
+            raise BadExample(
+                f"its vision features are not in {self.folder}; start the run again, which computes them"
+            ) from error
         return {name: as_bits(value) if name.startswith(PREFIX) else value for name, value in found.items()}
 
-    def _file(self, source: ImageSource) -> Path:
-        return self.folder / f"{hashlib.sha256(source_bytes(source)).hexdigest()}.safetensors"
+    def _file(self, digest: str) -> Path:
+        return self.folder / f"{digest}.safetensors"
+
+
+def digest_of(source: ImageSource) -> str:
+    """What a picture's file is called, by its bytes.
+
+    Raises:
+        BadExample: if they cannot be read.
+    """
+    return hashlib.sha256(source_bytes(source)).hexdigest()
 
 
 def as_bits(values: torch.Tensor) -> torch.Tensor:
@@ -86,20 +100,20 @@ def stand_in(pixels: torch.Tensor) -> torch.Tensor:
     return (pixels != 0).float().amax(dim=dims, keepdim=True)
 
 
-def pictures_of(parts: Sequence[Any]) -> list[ImageSource]:
-    """All pictures of these samples, each once.
+def pictures_of(parts: Sequence[Any], share: int, num_shares: int) -> Iterator[Sequence[ImageSource]]:
+    """The pictures of each sample of a share. Neighbours are of one share: they may be of one conversation. Pictures
+    that a dataset holds are read when they are asked for, since those of all samples may not fit into memory.
 
     Args:
         parts: `data.images.samples.ImageSamples`, or None.
     """
-    found: dict[ImageSource, None] = {}
-    for samples in parts:
-        for index in range(0 if samples is None else len(samples)):
+    for samples in filter(None, parts):
+        first, last = (len(samples) * place // num_shares for place in (share, share + 1))
+        for index in range(first, last):
             try:
-                found |= dict.fromkeys(samples[index].image_sources())
+                yield samples[index].image_sources()
             except BadExample:
-                continue  # training meets it, too, and names its row
-    return list(found)
+                yield []  # training meets it, too, and names its row
 
 
 def blank_source(image: Any) -> bytes:

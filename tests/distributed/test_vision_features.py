@@ -22,7 +22,7 @@ from tests.helpers.refusals import Bench
 def flags_for(model: Path, data: Path, output: Path, *more: str) -> list[str]:
     flags = ["--model_name", str(model), "--output_dir", str(output), "--lr", "0.01", "--context_length", "256"]
     flags += ["--dataset", "chat_dataset", "--chat_dataset.data_path", str(data), "--run_validation", "False"]
-    flags += ["--num_workers_dataloader", "0", "--mixed_precision", "False", "--save_model", "False"]
+    flags += ["--num_workers_dataloader", "0", "--mixed_precision", "False"]
     return [*flags, "--num_epochs", "3", "--batch_size_training", "1", *more]
 
 
@@ -92,6 +92,38 @@ def test_changed_pictures_and_settings_are_computed_anew_and_a_resumed_run_goes_
     smaller = flags_for(model, data, tmp_path / "smaller", *more, "--max_train_step", "1", "--max_pixels", "784")
     outcome, *_ = process_group.train(with_cache(smaller, tmp_path / "cache"), 1)
     assert computed(outcome) == computed(whole)
+
+
+@pytest.mark.slow
+def test_features_of_a_frozen_adapter_are_not_those_of_its_base(tmp_path: Path, process_group: ProcessGroup) -> None:
+    """The adapter of an earlier run is in the encoder, too, and is not trained on there."""
+    model, data = save_chat_model("qwen2_vl", tmp_path / "model"), write_conversations(tmp_path / "data", 4)
+    adapted = ["--use_peft", "--max_train_step", "2", "--lora_config.lora_dropout", "0"]
+    earlier = [*adapted, "--lora_config.target_modules", "qkv,q_proj"]
+    process_group.train(flags_for(model, data, tmp_path / "earlier", *earlier), 1)
+    base = flags_for(model, data, tmp_path / "base", *adapted, "--freeze_vision", "--cache_vision_features")
+    process_group.train(with_cache(base, tmp_path / "cache"), 1)
+    more = ["--use_peft", "--max_train_step", "2", "--freeze_vision"]
+    more += ["--from_peft_checkpoint", str(tmp_path / "earlier" / "adapter")]
+    process_group.train(flags_for(model, data, tmp_path / "plain", *more), 1)
+    kept = flags_for(model, data, tmp_path / "kept", *more, "--cache_vision_features")
+    process_group.train(with_cache(kept, tmp_path / "cache"), 1)
+    assert numbers(tmp_path / "kept") == pytest.approx(numbers(tmp_path / "plain"), rel=1e-6)
+    assert numbers(tmp_path / "kept") != pytest.approx(numbers(tmp_path / "base"), rel=1e-6)
+
+
+def test_a_folder_that_takes_no_features_is_named_before_more_are_computed(
+    tmp_path: Path, process_group: ProcessGroup
+) -> None:
+    model, data = save_chat_model("qwen2_vl", tmp_path / "model"), write_conversations(tmp_path / "data", 4)
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache" / "finetuning-vision-features").touch()
+    flags = flags_for(model, data, tmp_path / "run", "--freeze_vision", "--cache_vision_features")
+    outcomes = process_group.run(with_cache(flags, tmp_path / "cache"), 2)
+    assert [outcome.status for outcome in outcomes] == [2, 2]
+    printed = "".join(outcome.stderr for outcome in outcomes)
+    assert "error: vision features cannot be kept in" in printed
+    assert "HF_DATASETS_CACHE" in printed
 
 
 @pytest.mark.parametrize(
