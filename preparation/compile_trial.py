@@ -37,7 +37,7 @@ def try_to_compile(
 
     Args:
         checkpoint: the one that the run goes on from. If it was trained compiled, so is the rest, as far as layers
-            compile here.
+            compile here. The vision encoder is compared again.
     """
     if built.fallback is None or built.vision_fallback is None:
         return built, inputs, plan
@@ -48,7 +48,8 @@ def try_to_compile(
     reason = _what_fails(built, others, built.fallback, inputs, env, compares=not keeps_choice)
     of_vision = None
     if reason is None and seeing:
-        of_vision = _what_fails(built, seeing, built.vision_fallback, inputs, env, compares=not keeps_choice)
+        # Checkpoints do not say that the encoder alone failed, so a resumed run compares it again.
+        of_vision = _what_fails(built, seeing, built.vision_fallback, inputs, env, compares=True)
     tried()
     if reason is not None:
         built.fallback.give_up()

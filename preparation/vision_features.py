@@ -184,7 +184,8 @@ def _key(seen: SeenImages, built: BuiltModel, inputs: Inputs, env: Environment) 
     facts = [
         *(config.model_name if config.random_weights else "", base_fingerprint(built.model, config), adapter),
         *(encoder.config.to_json_string(), encoder.config._attn_implementation, str(precision.compute_dtype)),
-        *(ImageWriter.of(inputs.processor).cache_key(), str(env.device_facts), config.compile),
+        *(ImageWriter.of(inputs.processor).cache_key(), str(env.device_facts)),
+        *(config.compile, inputs.resolved.policies.vision_as_written),
         *(torch.__version__, transformers.__version__),
     ]
     return hashlib.sha256(repr(facts).encode()).hexdigest()[:32]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, cast
 
@@ -58,6 +59,8 @@ from tasks.image_sample_batches import CaptionsOrSamples, ImageSampleCollator
 from tasks.seq2seq_lm import Seq2SeqLM, check_decoder_tokens
 from tasks.task import BatchForm, Task
 from utils.errors import ConfigError
+
+_OF_TILES = "pixel_values_local"  # of DeepSeek-OCR-2: an input that small images do not have
 
 
 class ImageText(Task[ImageTextMicroBatch]):
@@ -130,13 +133,19 @@ class ImageText(Task[ImageTextMicroBatch]):
             A line for a family that freezes parts by its config, though not if `from_pretrained` reads it (Idefics).
 
         Raises:
-            ConfigError: if they were not found.
+            ConfigError: if they were not found, or the vision encoder has inputs that only large images have.
         """
         # Llama 4 and Mllama, whose language models do not say it themselves, have not been tried with images.
         if model.get_output_embeddings() is None or head(model).get_decoder() is head(model):
             raise ConfigError(
                 f"--model_name: transformers {transformers.__version__} does not say where the language model of "
                 f"{type(model).__name__} ends, and the loss is computed after it; give a model of another family"
+            )
+        features = getattr(model.base_model, "get_image_features", None)
+        if features is not None and _OF_TILES in inspect.signature(features).parameters:
+            raise ConfigError(
+                f"--model_name: {type(model).__name__} sees the tiles of large images in a call of its own "
+                f"({_OF_TILES}), which ranks and batches without them would lack; give a model of another family"
             )
         frozen = [name for name in ("freeze_text_layers", "freeze_vision_layers") if getattr(model.config, name, False)]
         if not frozen:

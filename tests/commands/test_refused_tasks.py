@@ -6,11 +6,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
+import transformers
 from transformers import AutoConfig, MBartConfig
 
 from configs.flags import parse_flags
 from resolving.resolved import with_default_targets
 from tasks.finding import find_task, settings_of_task
+from tasks.image_text import ImageText
 from tests.helpers.refusals import Bench
 from tests.helpers.seq2seq_models import make_config, save_seq2seq
 from utils.errors import ConfigError
@@ -62,6 +65,18 @@ def test_phi_4_multimodal_is_a_model_of_text() -> None:
     reason = "no AutoModelForImageTextToText of phi4_multimodal models; give --task causal_lm"
     with pytest.raises(ConfigError, match=reason):
         find_task(config, "image_text")
+
+
+@pytest.mark.skipif(not hasattr(transformers, "DeepseekOcr2Config"), reason="this transformers does not have it")
+def test_deepseek_ocr_2_is_refused() -> None:
+    """Its encoder is called a second time if an image of the batch is large: sharded ranks would wait for each other,
+    and images of both sizes do not stack."""
+    text = {"num_hidden_layers": 1, "mlp_layer_types": ["dense"], "hidden_size": 16, "num_attention_heads": 2}
+    config = AutoConfig.for_model("deepseek_ocr2", text_config=text)
+    with torch.device("meta"):
+        model = ImageText.AUTO_MODEL.from_config(config)
+    with pytest.raises(ConfigError, match=r"sees the tiles of large images in a call of its own \(pixel_values_local"):
+        ImageText().check_model(model, "deepseek-ai/DeepSeek-OCR-2")
 
 
 def test_the_task_is_found_from_the_config_and_may_be_asked_for() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch._dynamo.exc
@@ -16,10 +17,10 @@ from tests.helpers.tried_layers import SEES_SOMETHING_ELSE, with_trial
 
 
 def flags_for(model: Path, data: Path, output: Path) -> list[str]:
-    flags = ["--model_name", str(model), "--output_dir", str(output), "--lr", "0.01", "--max_train_step", "2"]
+    flags = ["--model_name", str(model), "--output_dir", str(output), "--lr", "0.01"]
     flags += ["--dataset", "chat_dataset", "--chat_dataset.data_path", str(data), "--run_validation", "False"]
     flags += ["--num_workers_dataloader", "0", "--mixed_precision", "False", "--save_model", "False"]
-    return [*flags, "--batching_strategy", "packing", "--context_length", "128", "--save_every_steps", "0"]
+    return [*flags, "--batching_strategy", "packing", "--context_length", "128", "--save_every_steps", "2"]
 
 
 @pytest.mark.parametrize("num_ranks", [1, pytest.param(2, marks=pytest.mark.slow)])
@@ -28,13 +29,18 @@ def test_a_vision_encoder_that_fails_is_alone_uncompiled(
 ) -> None:
     model, data = save_chat_model("qwen2_vl", tmp_path / "model"), write_conversations(tmp_path / "data", 8)
     given, tried = (flags_for(model, data, tmp_path / name) for name in ("given", "tried"))
-    process_group.train(with_aot_eager([*given, "--compile", "True"]), num_ranks)
-    outcome, *_ = process_group.train(with_trial(tried, SEES_SOMETHING_ELSE, ranks=(num_ranks - 1,)), num_ranks)
+    first = ["--max_train_step", "2"]
+    process_group.train(with_aot_eager([*given, *first, "--compile", "True"]), num_ranks)
+    wrong: Any = {"mistake": SEES_SOMETHING_ELSE, "ranks": (num_ranks - 1,)}
+    outcome, *_ = process_group.train(with_trial([*tried, *first], **wrong), num_ranks)
     (line,) = [line for line in log_lines(outcome.stdout) if line.startswith("--compile auto")]
     assert line.startswith("--compile auto leaves the vision encoder as it is written: model.visual.blocks.")
     assert "computes something else if it is compiled" in line
     losses, expected = ([event["loss"] for event in train_events(tmp_path / name)] for name in ("tried", "given"))
     assert losses == pytest.approx(expected, rel=1e-6)  # the mistake would move them by more
+    resumed = [*tried, "--max_train_step", "3", "--resume", "auto"]
+    outcome, *_ = process_group.train(with_trial(resumed, **wrong), num_ranks)
+    assert line in log_lines(outcome.stdout)
 
 
 def test_the_compilers_later_errors_name_what_goes_on_uncompiled() -> None:
