@@ -27,6 +27,9 @@ from utils.units import GIB
 Chosen = tuple[PlannedModel, MemoryPlan, tuple[str, ...]]
 """A model, the plan of its memory, and lines to print."""
 
+LEAST_SHARE = 0.01
+"""Of all weights must be frozen: a few families train all but the biases of their routers (ERNIE 4.5, AFMoE)."""
+
 
 def choose_replication(
     planned: PlannedModel, card: Card, rows: RowLengths, choose: Callable[[PlannedModel], Chosen], seconds: Seconds
@@ -46,8 +49,7 @@ def choose_replication(
         model, memory, lines = choose(planned)
         return model, memory, (*lines, *_lines(model, "")) if asked else lines
     none = choose(with_replicated(planned, 0))
-    is_frozen = any(not parameter.requires_grad for parameter in planned.adapted.model.parameters())
-    if not card.is_gpu or not is_frozen:
+    if not card.is_gpu or _frozen_share(planned) < LEAST_SHARE:
         return none
     found = [none]
     if has_room(none[0], none[1]):
@@ -81,6 +83,13 @@ def _most_replicated(chosen: Chosen, card: Card, rows: RowLengths) -> Chosen:
     if lacks_room(number):
         number = bisect_left(range(1, num_layers), True, key=lacks_room)
     return (with_replicated(model, number), plan(number), lines) if number else chosen
+
+
+def _frozen_share(planned: PlannedModel) -> float:
+    """Of the bytes of all weights."""
+    parameters = list(planned.adapted.model.parameters())
+    frozen = sum(parameter.nbytes for parameter in parameters if not parameter.requires_grad)
+    return frozen / max(1, sum(parameter.nbytes for parameter in parameters))
 
 
 def _number(chosen: Chosen) -> int:

@@ -64,7 +64,7 @@ def try_to_compile(
     else:
         return built, inputs, plan
     # Layers as they were written keep more for backward.
-    replicated = resolved.policies.layout.num_replicated
+    replicated = resolved.policies.layout.num_replicated or 0  # the model is built
     resolved, plan = follow_plan(resolved, env, inputs.data_facts, checkpoint, num_replicated=replicated)
     if plan.checkpointing is not None:
         built = with_choices(built, plan.checkpointing, plan.offloaded)

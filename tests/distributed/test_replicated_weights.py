@@ -5,16 +5,22 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
+from torch import nn
 from transformers import AutoTokenizer
 
+from policies.replicated_weights import gathered_units, replicated_weights
+from tests.helpers import random_pairs
 from tests.helpers.aot_eager import with_aot_eager
 from tests.helpers.made import Made
 from tests.helpers.mixtures import mixture
 from tests.helpers.pairwise import slow_but
 from tests.helpers.processes import ProcessGroup, log_lines, read_metrics, run_command
-from tests.helpers.resuming import as_if_killed_after, assert_bit_equal, flags_of
+from tests.helpers.resuming import as_if_killed_after, assert_bit_equal, flags_of, results
+from tests.helpers.seq2seq_models import save_seq2seq
 from tests.helpers.small_card import on_small_card
+from utils.errors import ConfigError
 
 NUM_LAYERS = 2  # of every model here
 LORA = ["--use_peft", "--lora_config.r", "4", "--lora_config.target_modules"]
@@ -107,12 +113,41 @@ def test_all_ranks_take_what_the_plan_has_room_for(
 
 
 @pytest.mark.slow
+def test_gradients_of_an_encoders_output_are_added_in_another_order(
+    process_group: ProcessGroup, tmp_path: Path
+) -> None:
+    model = save_seq2seq("bart", tmp_path / "bart")
+    given = ["--dataset", f"{random_pairs.__file__}:get_custom_dataset", "--num_workers_dataloader", "0"]
+    given += ["--enable_fsdp", *ON_ATTENTION, "--run_validation", "False", "--max_train_step", "4"]
+    for number in (0, 4):
+        argv = ["--model_name", str(model), "--output_dir", str(tmp_path / str(number)), *given]
+        process_group.train([*argv, "--num_replicated_layers", str(number)], 2)
+    found, wanted = results(tmp_path / "4"), results(tmp_path / "0")
+    assert found[0][2] == wanted[0][2], "the first loss"
+    for one, other in zip(found, wanted, strict=True):
+        assert one[2:6] == pytest.approx(other[2:6], rel=1e-5)
+
+
+@pytest.mark.slow
 def test_compiled_layers_train_the_same(models: dict[bool, Path], process_group: ProcessGroup, tmp_path: Path) -> None:
     for number in (0, 1, NUM_LAYERS):
         argv = argv_of(models, tmp_path / str(number), "lora, fp32", number)
         process_group.train(with_aot_eager([*argv, "--compile"]), 2)
     for number in (1, NUM_LAYERS):
         assert_bit_equal(tmp_path / str(number), tmp_path / "0")
+
+
+@pytest.mark.parametrize(("num_trained", "is_gathered"), [(0, False), (3, False), (5, True)])
+def test_a_layer_is_gathered_by_itself_unless_most_of_it_stays_whole(num_trained: int, is_gathered: bool) -> None:
+    frozen, trained = nn.Parameter(torch.zeros(4), requires_grad=False), nn.Parameter(torch.zeros(num_trained))
+    layer = nn.ParameterList([frozen, trained])
+    assert gathered_units([layer], [frozen]) == ([layer] if is_gathered else [])
+    assert gathered_units([layer], []) == [layer]
+
+
+def test_a_model_without_layers_has_none_to_keep() -> None:
+    with pytest.raises(ConfigError, match=r"^--num_replicated_layers: this model names no repeated layers"):
+        replicated_weights(nn.Linear(2, 2).requires_grad_(False), [], 1)
 
 
 def test_more_layers_than_there_are_are_refused(tiny_model: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from transformers import LlamaConfig
+from transformers import Ernie4_5_MoeConfig, LlamaConfig
 
 from configs.flags import parse_flags
 from planning.machines.cards import Card
@@ -110,6 +110,16 @@ def test_elsewhere_none_is(given: str, cards: str, model: Path) -> None:
     found = planned(model, given, cards=cards)
     assert number(found) == 0
     assert not any("num_replicated_layers" in line for line in found.notes)
+
+
+def test_frozen_biases_of_routers_are_not_worth_it(tmp_path: Path) -> None:
+    """ERNIE's, of which auto made a run that gathers all of its trained layers at once."""
+    shape = {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 4, "vocab_size": 4096}
+    architectures = ["Ernie4_5_MoeForCausalLM"]
+    Ernie4_5_MoeConfig(**shape, num_hidden_layers=2, architectures=architectures).save_pretrained(tmp_path)
+    found = planned(tmp_path, "--enable_fsdp --pure_bf16")
+    assert any(not parameter.requires_grad for parameter in found.model.adapted.model.parameters())
+    assert number(found) == 0
 
 
 def test_on_a_cpu_none_is_unless_asked_for(model: Path) -> None:
