@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
+from configs.training import TrainConfig
 from data.batches.layout import BatchLayout
 from planning.memory.run_memory import plan_memory
 from planning.planned_run import Plan, data_rows, time_of
@@ -28,13 +29,15 @@ def larger_micro_batch(plan: Plan, data: DataFacts, *, begins: bool = True) -> s
     """
     if plan.time is None or not plan.hardware.card.is_gpu:
         return None
+    if plan.resolved.config.train_config.limit_train_batches:
+        return None  # it counts micro-batches: larger ones would make another run of it
     waits = plan.time.step.host_launches / plan.time.seconds_per_step
     if waits < LEAST_WAIT:
         return None
     for sizes in (_of_the_same_step(plan), _of_larger_steps(plan, data) if begins else ()):
         found = _largest_needed(plan, data, sizes)
         if found is not None:
-            return _line(plan.resolved.batches, *found, waits)
+            return _line(plan.resolved.config.train_config, plan.resolved.batches, *found, waits)
     return None
 
 
@@ -54,9 +57,10 @@ def _of_larger_steps(plan: Plan, data: DataFacts) -> Iterator[BatchLayout]:
     times = 2
     while times <= MOST_TIMES:
         larger = _cut(batches, times, batches.gradient_accumulation_steps)
-        num_rows = None if data.counts is None else len(data.counts)
-        least = max(LEAST_STEPS, train.min_steps or 0)
-        if num_rows is not None and steps_of_run(train, larger.num_steps(num_rows)) < least:
+        num_steps = train.max_train_step  # of a stream, say, whose rows nobody has counted; 0 if it is not known either
+        if data.counts is not None:
+            num_steps = steps_of_run(train, larger.num_steps(len(data.counts)))
+        if num_steps and num_steps < max(LEAST_STEPS, train.min_steps or 0):
             return
         yield larger
         times *= 2
@@ -109,14 +113,14 @@ def _with_batches(plan: Plan, data: DataFacts, batches: BatchLayout) -> Plan:
     return replace(plan, resolved=resolved, model=model, rows=data_rows(resolved, data))
 
 
-def _line(before: BatchLayout, after: BatchLayout, gain: float, waits: float) -> str:
+def _line(train: TrainConfig, before: BatchLayout, after: BatchLayout, gain: float, waits: float) -> str:
     flags, accumulation = f"--batch_size_training {after.rows_per_micro_batch}", after.gradient_accumulation_steps
-    if accumulation != before.gradient_accumulation_steps:
+    if accumulation != before.gradient_accumulation_steps and train.global_batch_size is None:  # which sets it
         flags += f" --gradient_accumulation_steps {accumulation}"
     rows, steps = after.global_batch_size, "with the same rows in each step"
     if rows != before.global_batch_size:
         steps = f"with {rows:,} rows in each step instead of {before.global_batch_size:,}: fewer updates for each epoch"
     return (
         f"batch_size_training: by the plan the GPU waits for the host in {100 * waits:.0f} % of each step; {flags} "
-        f"would fit and be {gain:.1f} times as fast, {steps}"
+        f"would fit and train on tokens {gain:.1f} times as fast, {steps}"
     )

@@ -49,7 +49,7 @@ def test_with_accumulation_the_rows_of_a_step_stay_and_the_run_is_as_much_faster
     assert line is not None
     assert line.endswith(", with the same rows in each step")
     found = re.search(
-        r"(--batch_size_training \d+ --gradient_accumulation_steps \d+) would fit and be (.+) times", line
+        r"(--batch_size_training \d+ --gradient_accumulation_steps \d+) would fit and train on tokens (.+) times", line
     )
     assert found is not None
     after = planned(model, found[1])
@@ -58,6 +58,29 @@ def test_with_accumulation_the_rows_of_a_step_stay_and_the_run_is_as_much_faster
     assert float(found[2]) > 2
     assert after.memory.verdict == "fits"
     assert larger_micro_batch(after, DataFacts()) is None  # the device bounds it
+
+
+def test_with_rows_of_a_step_that_a_flag_names_the_line_can_be_added_to_the_command(model: str) -> None:
+    rows_of_step = "--global_batch_size 64"
+    line = larger_micro_batch(planned(model, f"{rows_of_step} --batch_size_training 1"), DataFacts())
+    assert line is not None
+    (found,) = re.findall(r"; (--.*) would fit", line)
+    after = planned(model, f"{rows_of_step} {found}")
+    assert after.resolved.batches.global_batch_size == 64
+    assert after.resolved.batches.rows_per_micro_batch > 1
+
+
+@pytest.mark.parametrize(
+    ("flags", "is_proposed"),
+    [
+        ("--gradient_accumulation_steps 64 --limit_train_batches 640", False),  # they would be other rows
+        ("--streaming --max_train_step 50", False),
+        ("--streaming --max_train_step 500", True),
+    ],
+)
+def test_the_rest_of_the_run_stays_what_it_is(flags: str, is_proposed: bool, model: str) -> None:
+    plan = planned(model, f"--batch_size_training 1 {flags}")
+    assert (larger_micro_batch(plan, DataFacts()) is not None) is is_proposed
 
 
 def test_without_accumulation_the_line_says_that_a_step_has_more_rows(model: str) -> None:
