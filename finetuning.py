@@ -48,7 +48,7 @@ from supervision.failures import end_at_once, end_with_error
 from supervision.step_numbers import StepNumbers
 from supervision.stopping import StopRequests
 from supervision.watchdog import Watchdog
-from tasks.task import MicroBatch, count_globally
+from tasks.micro_batch import MicroBatch, count_globally
 from utils.errors import ConfigError, TrainingError
 from utils.log_clock import timed_log
 from utils.progress import phase, progress_bar

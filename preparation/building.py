@@ -32,7 +32,7 @@ from preparation.trial_texts import check_text_scores
 from ranks.environment import Environment, print_rank_zero
 from resolving.inputs import Inputs
 from resolving.resolved import Resolved
-from tasks.task import MicroBatch
+from tasks.micro_batch import MicroBatch
 from utils.processor_type import Processor
 
 

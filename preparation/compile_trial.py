@@ -22,7 +22,7 @@ from ranks.collectives import gather_to_all
 from ranks.environment import Environment, print_rank_zero
 from resolving.inputs import Inputs
 from resolving.resolved import Resolved, without_compiling
-from tasks.task import MicroBatch
+from tasks.micro_batch import MicroBatch
 from utils.model_parts import vision_layers
 from utils.progress import say_if_it_lasts
 

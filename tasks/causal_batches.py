@@ -19,7 +19,7 @@ from tasks.micro_batch import TensorBatch, meta_ids
 
 @dataclass(frozen=True)
 class CausalMicroBatch(TensorBatch):
-    """One rank's share of one forward pass (`tasks.task.MicroBatch`)."""
+    """One rank's share of one forward pass (`tasks.micro_batch.MicroBatch`)."""
 
     input_ids: torch.Tensor  # int64 [batch, seq]
     labels: torch.Tensor  # int64 [batch, seq], not shifted, -100 = no label; stays on the host

@@ -29,7 +29,7 @@ _IMAGES_SEEN = TEXT_INPUTS[4:]  # by each token: Llama 3.2 Vision, Idefics
 
 @dataclass(frozen=True)
 class ImageTextMicroBatch(TensorBatch):
-    """One rank's share of one forward pass (`tasks.task.MicroBatch`)."""
+    """One rank's share of one forward pass (`tasks.micro_batch.MicroBatch`)."""
 
     inputs: dict[str, torch.Tensor]  # of the model: input_ids int64 [batch, seq], pixel_values and whatever it takes
     target_positions: torch.Tensor  # int64 [n], positions of the flattened [batch x seq] that predict a label token

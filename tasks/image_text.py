@@ -14,7 +14,7 @@ from transformers import AutoModelForImageTextToText, PreTrainedConfig, PreTrain
 from configs.run import RunConfig
 from configs.train_settings.data import DEFAULT_CONTEXT_LENGTH
 from configs.training import TrainConfig
-from data.batches.padding import EXACT, padding_id
+from data.batches.padding import padding_id
 from data.images.samples import ImageSample
 from data.processors import processor_loading
 from data.processors.processor_loading import (
@@ -23,7 +23,7 @@ from data.processors.processor_loading import (
     learned_token_type,
     prompt_text,
 )
-from data.processors.written_images import TEXT_INPUTS, ImageWriter
+from data.processors.written_images import TEXT_INPUTS
 from data.sequences.reading import Reading
 from data.sequences.tokenized import TokenSequence
 from data.tokens.encoding import Caption
@@ -35,12 +35,7 @@ from tasks.generation import (
     GeneratingModel,
     GenerationSettings,
     PromptedAnswer,
-    answer_of,
-    check_positions,
-    decoder_positions,
-    generate_tokens,
     last_answer,
-    sampling,
 )
 from tasks.image_batches import (
     DecoderIds,
@@ -49,13 +44,13 @@ from tasks.image_batches import (
     lengthened,
 )
 from tasks.image_flops import ImageFlops
-from tasks.image_generation import caption_prompts, new_texts, new_tokens, on_device, picture_asked_about
+from tasks.image_generation import answer_about, answers_of
 from tasks.image_masks import ImageMasks
 from tasks.image_meta_batch import image_meta_batch
 from tasks.image_positions import GridPositions
 from tasks.image_reading import BuildImageSequences, end_id
 from tasks.image_rows import RowsOfImages
-from tasks.image_sample_batches import CaptionsOrSamples, ImageSampleCollator
+from tasks.image_sample_batches import CaptionsOrSamples
 from tasks.seq2seq_lm import Seq2SeqLM, check_decoder_tokens
 from tasks.task import BatchForm, Task
 from utils.errors import ConfigError
@@ -236,22 +231,7 @@ class ImageText(Task[ImageTextMicroBatch]):
             BadExample: if the image cannot be read.
             ConfigError: if the processor refuses the image, or the model has no positions for image, prompt and answer.
         """
-        assert settings.image is not None
-        picture = picture_asked_about(processor, settings.image, prompt)
-        inputs = caption_prompts(model, processor, [picture], processor.tokenizer.eos_token_id)
-        is_encoder_decoder = getattr(model.config.get_text_config(), "is_encoder_decoder", False)
-        num_taken = 1 if is_encoder_decoder else inputs["input_ids"].shape[1]
-        check_positions(decoder_positions(model.config), num_taken, settings.max_new_tokens)
-        end_ids = sorted({processor.tokenizer.eos_token_id, end_id(processor, model.config)})
-        output = model.generate(
-            **inputs,
-            max_new_tokens=settings.max_new_tokens,
-            eos_token_id=end_ids,
-            pad_token_id=processor.tokenizer.eos_token_id,
-            **sampling(settings.temperature),
-        )
-        answer = new_tokens(inputs["input_ids"], output)[0]
-        return answer_of(processor.tokenizer, answer, settings.max_new_tokens, end_ids)
+        return answer_about(model, processor, prompt, settings)
 
     def prompted_answer(self, sequence: TokenSequence) -> PromptedAnswer:
         """The last answer of a conversation, with all that comes before it.
@@ -273,17 +253,7 @@ class ImageText(Task[ImageTextMicroBatch]):
         in_step: bool,
     ) -> list[str]:
         """The text that the model writes about each image, or after each prompt, without special tokens."""
-        if isinstance(sequences[0], ImageSample):
-            collate = ImageSampleCollator(ImageWriter.of(processor), RowsOfImages(settings.padding_id, EXACT))
-            starts = [last_answer(sequence.labels).start for sequence in sequences]
-            inputs, number = collate.prompts(sequences, starts)
-            inputs = on_device(inputs, model)
-            output = generate_tokens(model, inputs, settings, in_step=in_step)
-            return new_texts(processor, inputs["input_ids"], output)[:number]
-        pictures = [sequence.pictures.open(sequence.place) for sequence in sequences]
-        inputs = caption_prompts(model, processor, pictures, settings.padding_id)
-        output = generate_tokens(model, inputs, settings, in_step=in_step)
-        return new_texts(processor, inputs["input_ids"], output)
+        return answers_of(model, processor, sequences, settings, in_step=in_step)
 
     def load_processor(self, train_config: TrainConfig) -> Any:
         return processor_loading.load_processor(train_config)

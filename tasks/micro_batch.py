@@ -1,13 +1,89 @@
-"""The base of all tasks' micro-batches: how their tensors move to a device, and to another process."""
+"""What every task's micro-batches have, and their base: how tensors move to a device, and to another process."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar, Protocol, Self
+from typing import Any, ClassVar, Protocol, Self, TypeVar
 
 import numpy as np
 import torch
+
+from data.batches.counts import BatchCounts
+from ranks.collectives import sum_on_host
+
+
+class MicroBatch(Protocol):
+    """One rank's share of one forward pass. Counts are Python numbers, known without asking the device."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Input tokens, without padding."""
+
+    @property
+    def num_loss_terms(self) -> int:
+        """The terms of the batch's loss, which is a sum: see `Task.MEAN_OVER`. Those of all ranks and micro-batches
+        divide it."""
+
+    @property
+    def num_label_tokens(self) -> int: ...
+    @property
+    def num_attended_pairs(self) -> int:
+        """(query, key) pairs that attention visits; see `data.batches.counts.BatchCounts`, also for the others."""
+
+    @property
+    def num_decoder_tokens(self) -> int: ...
+    @property
+    def num_decoder_pairs(self) -> int: ...
+    @property
+    def num_cross_pairs(self) -> int: ...
+    @property
+    def num_image_features(self) -> int: ...
+    @property
+    def num_patches(self) -> int: ...
+    @property
+    def num_patch_pairs(self) -> int: ...
+    @property
+    def num_window_pairs(self) -> int: ...
+
+    @property
+    def source_rows(self) -> tuple[int, ...]:
+        """The batch's examples, by their numbers in the data (`data.batches.mixing.global_row`)."""
+
+    @property
+    def targets(self) -> torch.Tensor:
+        """int64 [n], the label tokens."""
+
+    @property
+    def target_positions(self) -> torch.Tensor:
+        """int64 [n], the positions of the flattened [batch x seq] that predict them, in order."""
+
+    @property
+    def target_weights(self) -> torch.Tensor | None:
+        """fp32 [n], what the loss of each label token is multiplied by in training; None: 1."""
+
+    @property
+    def teacher_ids(self) -> torch.Tensor | None:
+        """int64 [n, k], the tokens that a teacher held most likely at each label token's place; None: no teacher."""
+
+    @property
+    def teacher_logprobs(self) -> torch.Tensor | None:
+        """fp32 [n, k], the logarithms of their probabilities."""
+
+    @property
+    def text_ids(self) -> torch.Tensor:
+        """int64 [batch, seq], what the decoder reads: each label token is the input at the position after its own."""
+
+    @property
+    def row_lengths(self) -> torch.Tensor | None:
+        """int64 [batch], tokens of each row of `text_ids`, without the padding on its right; None: there is none, or
+        nothing asks."""
+
+    def with_text_ids(self, ids: torch.Tensor) -> Self: ...
+    def to(self, device: torch.device) -> Self: ...
+
+
+Batch = TypeVar("Batch", bound=MicroBatch)
 
 
 class TensorBatch:
@@ -84,3 +160,9 @@ def offsets_of(batch: HasOffsets) -> dict[str, Any]:
 def meta_ids(*shape: int) -> torch.Tensor:
     """Token ids without values, int64 on the meta device."""
     return torch.empty(shape, dtype=torch.int64, device="meta")
+
+
+def count_globally(micro_batches: Sequence[MicroBatch]) -> BatchCounts:
+    """The counts of the step's global batch. Every rank must call this; it does not touch the device."""
+    fields = BatchCounts._fields
+    return BatchCounts(*map(int, sum_on_host(*(sum(getattr(b, field) for b in micro_batches) for field in fields))))

@@ -17,7 +17,7 @@ from tasks.micro_batch import TensorBatch, meta_ids
 
 @dataclass(frozen=True)
 class Seq2SeqMicroBatch(TensorBatch):
-    """One rank's share of one forward pass (`tasks.task.MicroBatch`)."""
+    """One rank's share of one forward pass (`tasks.micro_batch.MicroBatch`)."""
 
     input_ids: torch.Tensor  # int64 [batch, source]
     attention_mask: torch.Tensor | None  # int64 [batch, source], 1 = token; None if there is no padding

@@ -6,10 +6,10 @@ Each task is a class in a file of this folder, and everything else gets it, or a
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Generic, Literal, Protocol, Self, TypeVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -18,7 +18,6 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from configs.run import RunConfig
 from configs.training import TrainConfig
-from data.batches.counts import LABEL_TOKENS, BatchCounts
 from data.batches.packing import Offsets
 from data.batches.padding import PaddedWidth
 from data.batches.step_loader import Unreadable
@@ -26,86 +25,13 @@ from data.images.vision_features import FeatureStore
 from data.pipeline import RunData
 from data.processors.tokenizer_loading import load_tokenizer
 from data.sequences.reading import Reading
-from data.sequences.token_columns import OF_TARGETS
 from data.sequences.tokenized import TokenSequence
 from data.tokens.labels import IGNORE_INDEX
-from ranks.collectives import sum_on_host
 from tasks.flops import Cost, Flops, UnknownFlops, flops_per_token
 from tasks.generation import AnswerSettings, GeneratedAnswer, GeneratingModel, GenerationSettings, PromptedAnswer
+from tasks.micro_batch import Batch
+from tasks.task_loss import TaskLoss
 from utils.errors import ConfigError
-
-
-class MicroBatch(Protocol):
-    """One rank's share of one forward pass. Counts are Python numbers, known without asking the device."""
-
-    @property
-    def num_tokens(self) -> int:
-        """Input tokens, without padding."""
-
-    @property
-    def num_loss_terms(self) -> int:
-        """The terms of the batch's loss, which is a sum: see `Task.MEAN_OVER`. Those of all ranks and micro-batches
-        divide it."""
-
-    @property
-    def num_label_tokens(self) -> int: ...
-    @property
-    def num_attended_pairs(self) -> int:
-        """(query, key) pairs that attention visits; see `data.batches.counts.BatchCounts`, also for the others."""
-
-    @property
-    def num_decoder_tokens(self) -> int: ...
-    @property
-    def num_decoder_pairs(self) -> int: ...
-    @property
-    def num_cross_pairs(self) -> int: ...
-    @property
-    def num_image_features(self) -> int: ...
-    @property
-    def num_patches(self) -> int: ...
-    @property
-    def num_patch_pairs(self) -> int: ...
-    @property
-    def num_window_pairs(self) -> int: ...
-
-    @property
-    def source_rows(self) -> tuple[int, ...]:
-        """The batch's examples, by their numbers in the data (`data.batches.mixing.global_row`)."""
-
-    @property
-    def targets(self) -> torch.Tensor:
-        """int64 [n], the label tokens."""
-
-    @property
-    def target_positions(self) -> torch.Tensor:
-        """int64 [n], the positions of the flattened [batch x seq] that predict them, in order."""
-
-    @property
-    def target_weights(self) -> torch.Tensor | None:
-        """fp32 [n], what the loss of each label token is multiplied by in training; None: 1."""
-
-    @property
-    def teacher_ids(self) -> torch.Tensor | None:
-        """int64 [n, k], the tokens that a teacher held most likely at each label token's place; None: no teacher."""
-
-    @property
-    def teacher_logprobs(self) -> torch.Tensor | None:
-        """fp32 [n, k], the logarithms of their probabilities."""
-
-    @property
-    def text_ids(self) -> torch.Tensor:
-        """int64 [batch, seq], what the decoder reads: each label token is the input at the position after its own."""
-
-    @property
-    def row_lengths(self) -> torch.Tensor | None:
-        """int64 [batch], tokens of each row of `text_ids`, without the padding on its right; None: there is none, or
-        nothing asks."""
-
-    def with_text_ids(self, ids: torch.Tensor) -> Self: ...
-    def to(self, device: torch.device) -> Self: ...
-
-
-Batch = TypeVar("Batch", bound=MicroBatch)
 
 
 @dataclass(frozen=True)
@@ -129,7 +55,7 @@ class BatchForm:
     vision_features: FeatureStore | None = None
 
 
-class Task(ABC, Generic[Batch]):
+class Task(TaskLoss[Batch]):
     """One kind of models and their loss. Its collator makes a `Batch`, and its loss takes it.
 
     A new task overrides the abstract methods, and those whose defaults do not fit. A `processor` is what
@@ -160,15 +86,6 @@ class Task(ABC, Generic[Batch]):
 
     PACKS: ClassVar[bool] = False
     """Whether several sequences may share a row; `packs` says so of one model."""
-
-    MEAN_OVER: ClassVar[str] = LABEL_TOKENS
-    """What the loss is a mean over, in the global batch: each is a term of `summed_loss`, and a batch has so many
-    `num_loss_terms`. The metrics give their number as num_ and this. Only the loss of tokens has a perplexity."""
-
-    EVAL_FIGURES: ClassVar[Mapping[str, bool]] = {"token_accuracy": True, "token_entropy": False}
-    """The names of its own figures of an evaluation (`eval_figures`), and whether higher ones are better. By default
-    the share of label tokens that the model holds most likely, and the mean entropy of its probabilities at them, in
-    nats."""
 
     COMPUTES_HEAD_TWICE: ClassVar[bool] = False
     """Whether training computes the head twice: its loss is known of all label tokens alone
@@ -272,7 +189,7 @@ class Task(ABC, Generic[Batch]):
     ) -> Callable[[list[Any]], Batch | Unreadable]:
         """The function that makes a batch of rows. It runs in the loader's processes, so it can be pickled."""
 
-    # The model and its loss
+    # The model
 
     @abstractmethod
     def backbone(self, model: PreTrainedModel) -> list[nn.Module]:
@@ -292,51 +209,6 @@ class Task(ABC, Generic[Batch]):
         If READS_IMAGES, over an image and those of the first row.
         """
         return {"input_ids": ids, "use_cache": False}
-
-    @abstractmethod
-    def model_inputs(self, batch: Batch) -> dict[str, Any]:
-        """The arguments of the model's forward pass over a batch, without those of the loss."""
-
-    def summed_loss(self, model: nn.Module, batch: Batch, loss_grad: float | None = None) -> torch.Tensor:
-        """The sum of the loss over the batch's terms (MEAN_OVER), fp32 scalar; by default label tokens' cross-entropy.
-
-        A batch of padding alone, as ranks without rows get it, has the sum 0, with zero gradients.
-
-        Args:
-            model: wrapped and sharded as the run has it; call it once.
-            loss_grad: the gradient of the loss that `backward` will bring (`policies.loss.summed_loss`).
-        """
-        return self._loss(model, batch, loss_grad=loss_grad)
-
-    def eval_sums(self, model: nn.Module, batch: Batch) -> torch.Tensor:
-        """Sums over a batch of the validation set, [1 + n] on the device: `summed_loss`, and n for `eval_figures`.
-
-        They are added up over batches and ranks, so counts should be exact (fp64). Call the model once.
-        """
-        if type(self).summed_loss is not Task.summed_loss:  # another loss, which may be of no tokens
-            return self.summed_loss(model, batch)[None]
-        return self._loss(model, batch, reduction="figures")
-
-    def eval_figures(self, sums: Sequence[float], num_loss_terms: int) -> dict[str, float]:
-        """The task's own figures of an evaluation, named in EVAL_FIGURES, as far as they are defined.
-
-        Args:
-            sums: those n of `eval_sums`, over the whole validation set.
-        """
-        if not sums or not num_loss_terms:
-            return {}
-        return {name: value / num_loss_terms for name, value in zip(Task.EVAL_FIGURES, sums, strict=True)}
-
-    @torch.no_grad()
-    def token_losses(self, model: nn.Module, batch: Batch) -> torch.Tensor:
-        """The cross-entropy of each label token, fp32 [n], in the order of `batch.target_positions`."""
-        return self._loss(model, batch, reduction="none")
-
-    def _loss(self, model: nn.Module, batch: Batch, **given: Any) -> torch.Tensor:
-        targets = {"targets": batch.targets, "target_positions": batch.target_positions}
-        targets |= {name: value for name in OF_TARGETS if (value := getattr(batch, name)) is not None}
-        # With a cache, attention would cross the sequences of a packed row.
-        return model(**self.model_inputs(batch), **targets, use_cache=False, **given)
 
     def shortened(self, sequence: TokenSequence, num_tokens: int, num_labels: int) -> TokenSequence:
         """A part of a sequence with so many tokens and labels at most, for trials of the loss.
@@ -415,9 +287,3 @@ class Task(ABC, Generic[Batch]):
         Args:
             in_step: call the model as often as every other rank does (`policies.generating`).
         """
-
-
-def count_globally(micro_batches: Sequence[MicroBatch]) -> BatchCounts:
-    """The counts of the step's global batch. Every rank must call this; it does not touch the device."""
-    fields = BatchCounts._fields
-    return BatchCounts(*map(int, sum_on_host(*(sum(getattr(b, field) for b in micro_batches) for field in fields))))

@@ -20,7 +20,7 @@ TEACHER = (TEACHER_IDS, TEACHER_LOGPROBS)
 TOKEN_COLUMNS = (SAMPLE_WEIGHT, WEIGHTS, *TEACHER)
 
 OF_TARGETS = ("target_weights", "teacher_ids", "teacher_logprobs")
-"""What micro-batches call these columns at their label tokens (`tasks.task.MicroBatch`), and the loss its arguments."""
+"""What micro-batches call these columns at their label tokens (`tasks.micro_batch.MicroBatch`), and the loss."""
 
 TokenArrays = Mapping[str, np.ndarray]
 """By column: fp32 [tokens], or of a teacher int32 and fp32 [tokens, k]."""

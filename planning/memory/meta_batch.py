@@ -8,8 +8,7 @@ import torch
 
 from resolving.resolved import Resolved
 from tasks.causal_batches import CausalMicroBatch
-from tasks.micro_batch import meta_ids
-from tasks.task import MicroBatch
+from tasks.micro_batch import MicroBatch, meta_ids
 
 
 def meta_batch(

@@ -18,7 +18,7 @@ from planning.model.planned_model import PlannedModel
 from policies.attention.choice import goes_by_offsets
 from policies.embedding_noise import EmbeddingNoise
 from policies.vision_features import features_given
-from tasks.task import MicroBatch
+from tasks.micro_batch import MicroBatch
 
 DEFAULT_CAPABILITY = (8, 0)
 """The capability of a card of which only the memory is known: all cards of the last five years have flash attention."""

@@ -38,7 +38,7 @@ from planning.model.float8_weights import float8_weights
 from planning.model.planned_model import PlannedModel, gathered_in, replicated_in, with_checkpointing
 from policies.activations.host_pool import chunk_bytes
 from policies.wrapping import find_layers, outermost
-from tasks.task import MicroBatch
+from tasks.micro_batch import MicroBatch
 from utils.model_parts import vision_layers
 from utils.units import GIB
 

@@ -24,7 +24,7 @@ NUM_TRIES = 3  # changes of a row, of which one that moves nothing is enough
 
 
 class TriedBatch(Protocol):
-    """A micro-batch; `tasks.task.MicroBatch` says what each property holds."""
+    """A micro-batch; `tasks.micro_batch.MicroBatch` says what each property holds."""
 
     @property
     def targets(self) -> torch.Tensor: ...
