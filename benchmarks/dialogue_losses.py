@@ -70,7 +70,7 @@ def begin(row: Workload, steps: int, folder: Path, pool: ThreadPoolExecutor) -> 
 
 def line(name: str, runs: dict[str, Future[Losses]]) -> str:
     """A row of the table."""
-    failed = {way: str(run.exception()) for way, run in runs.items() if run.exception()}
+    failed = {way: str(run.exception()).strip().splitlines()[-1] for way, run in runs.items() if run.exception()}
     if failed:
         return f"| {name} | failed: {failed} |"
     found = {way: run.result() for way, run in runs.items()}
