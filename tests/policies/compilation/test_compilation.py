@@ -146,10 +146,10 @@ def test_one_graph_serves_all_layers_with_adapters_and_none_trains_what_is_froze
         assert one is None or torch.allclose(one, other, rtol=1e-4, atol=1e-6)
 
 
+@torch._dynamo.config.patch(optimize_ddp=True)  # undoes what compile_layers sets
 def test_replicas_compile_a_layer_as_one_graph_which_also_recomputes_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its weights, of 1 MiB each, are those of several buckets of DistributedDataParallel."""
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager"))
-    monkeypatch.setattr(torch._dynamo.config, "optimize_ddp", True)
     torch._dynamo.reset()
     layers = nn.ModuleList(_Layer(nn.Linear(512, 512), nn.Linear(512, 512), nn.Linear(512, 512)) for _ in range(2))
     compile_layers([*layers], widths_vary=False)
