@@ -25,6 +25,7 @@ from utils.units import GIB
 
 LEARNING_RATE = 1e-4
 LORA_ALPHA = 32
+ATTENTION = "q_proj,k_proj,v_proj,o_proj"
 SEED = 42  # of finetuning.py
 COMPARED_LOSSES = 10
 OUR_FLAGS = ["--lr", str(LEARNING_RATE), "--scheduler", "constant", "--weight_decay", "0"]

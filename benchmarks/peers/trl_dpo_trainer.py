@@ -21,16 +21,15 @@ from unittest import mock
 
 import datasets
 import fire
-import peft
 import torch
 import trl
 from torch.utils.data import SequentialSampler
 from transformers import AutoTokenizer
 from transformers.utils import is_liger_kernel_available
 
-from benchmarks.peers.peer_work import PeerWork
+from benchmarks.peers.peer_work import ATTENTION, PeerWork
 from benchmarks.peers.step_times import StepTimes
-from benchmarks.peers.trl_trainer import build
+from benchmarks.peers.trl_trainer import adapter_of, build
 from benchmarks.runs import random_rows
 from benchmarks.runs.measurements import WARMUP_STEPS
 from utils.units import GIB
@@ -71,19 +70,14 @@ def make_trainer(
     model: str, device: torch.device, pairs: list[dict[str, list[int]]], times: StepTimes, **arguments: Any
 ) -> TokenizedDPOTrainer:
     """The trainer, with the reference's scores of all pairs."""
+    work = PeerWork(model, rank=16, modules=ATTENTION)
     # TRL names the file of these scores by a hash of the weights; in a new folder any name will do.
     with mock.patch("trl.trainer.dpo_trainer.hash_module", return_value="random weights"):
         return TokenizedDPOTrainer(
-            model=build(PeerWork(model), device),
+            model=build(work, device),
             processing_class=AutoTokenizer.from_pretrained(model),
             train_dataset=datasets.Dataset.from_list(pairs),
-            peft_config=peft.LoraConfig(
-                r=16,
-                lora_alpha=32,
-                lora_dropout=0.0,
-                target_modules=["q_proj", "k_proj", "v_proj", "o_proj"],
-                task_type="CAUSAL_LM",
-            ),
+            peft_config=adapter_of(work),
             callbacks=[times],
             args=trl.DPOConfig(
                 learning_rate=1e-4,

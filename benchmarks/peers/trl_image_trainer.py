@@ -21,11 +21,12 @@ from typing import Any
 
 import datasets
 import fire
-import peft
 import torch
 import trl
 from transformers import AutoConfig, AutoModelForImageTextToText, TrainerCallback
 
+from benchmarks.peers.peer_work import ATTENTION, PeerWork
+from benchmarks.peers.trl_trainer import adapter_of
 from benchmarks.runs.measurements import WARMUP_STEPS
 from data.processors.processor_loading import PLACE, read_processor
 from utils.units import GIB
@@ -106,13 +107,7 @@ def main(
             model=build(model, attention),
             processing_class=read_processor(model, "MODEL_FOLDER"),
             train_dataset=read_rows(Path(pictures)),
-            peft_config=peft.LoraConfig(
-                r=16,
-                lora_alpha=32,
-                lora_dropout=0.0,
-                target_modules=["q_proj", "k_proj", "v_proj", "o_proj"],
-                task_type="CAUSAL_LM",
-            ),
+            peft_config=adapter_of(PeerWork(model, rank=16, modules=ATTENTION)),
             callbacks=[ends],
             args=trl.SFTConfig(
                 output_dir=folder,

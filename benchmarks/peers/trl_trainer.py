@@ -41,6 +41,13 @@ def build(work: PeerWork, device: torch.device) -> PreTrainedModel:
     return found
 
 
+def adapter_of(work: PeerWork) -> peft.LoraConfig:
+    """LoRA on the modules that are asked for, without dropout."""
+    return peft.LoraConfig(
+        r=work.rank, lora_alpha=LORA_ALPHA, target_modules=work.modules.split(","), task_type="CAUSAL_LM"
+    )
+
+
 def main() -> None:
     work, liger = parse_work(), os.environ.get("LIGER", "1") == "1"
     world_size = int(os.environ.get("WORLD_SIZE", "1"))
@@ -51,9 +58,7 @@ def main() -> None:
     tokenizer = AutoTokenizer.from_pretrained(work.model)
     times, adapter = StepTimes(COMPARED_LOSSES), None
     if work.method != "full":
-        adapter = peft.LoraConfig(
-            r=work.rank, lora_alpha=LORA_ALPHA, target_modules=work.modules.split(","), task_type="CAUSAL_LM"
-        )
+        adapter = adapter_of(work)
     model = build(work, device)
     with tempfile.TemporaryDirectory() as folder:
         trainer = trl.SFTTrainer(
