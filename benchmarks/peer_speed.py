@@ -86,14 +86,20 @@ def matrix_product_tflops(size: int = 8192, rounds: int = 20) -> float:
     return 2 * size**3 / statistics.median(seconds) / 1e12
 
 
+def same_work(row: Workload) -> list[str]:
+    """Flags of finetuning.py besides the row's, for what the peers are asked for. Rows of preferences name their own
+    dropout."""
+    is_adapted = "--use_peft" in row.flags and OUR_ADAPTER_FLAGS[0] not in row.flags
+    return [*CLIPPED, *OUR_FLAGS, *(OUR_ADAPTER_FLAGS if is_adapted else [])]
+
+
 def ours(
     name: str, row: Workload, flags: list[str], steps: int, folder: Path, limit_seconds: float | None
 ) -> dict[str, Any]:
     """The figures of a run of finetuning.py."""
     gpu = 0 if row.nproc == 1 and torch.cuda.device_count() > 1 else None
-    same = [*CLIPPED, *OUR_FLAGS, *(OUR_ADAPTER_FLAGS if "--use_peft" in row.flags else [])]
     try:
-        events = run_ours(name, row, steps, [*same, *flags], folder, gpu, limit_seconds)
+        events = run_ours(name, row, steps, [*same_work(row), *flags], folder, gpu, limit_seconds)
     except subprocess.TimeoutExpired:
         return {"failed": f"not finished in {limit_seconds:.0f} s"}
     train = [event for event in events if event["event"] == "train"]

@@ -7,11 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.peer_speed import CEILING, lines_to_run, main, table
+from benchmarks.peer_speed import CEILING, lines_to_run, main, same_work, table
+from benchmarks.peer_speed import ROWS as OF_ROWS
 from benchmarks.peers.calls import work_of
 from benchmarks.peers.peer_work import PeerWork, parse_work
 from benchmarks.runs.card import at_work
 from benchmarks.training_speed import ROWS as WORKLOADS
+from configs.flags import parse_flags
 
 PEERS_IN_ORDER = ["TRL + Liger", "torchtune", "Unsloth", "Axolotl", "NeMo AutoModel"]
 FIGURES = {"tokens_per_second": 12_000.0, "peak_gib": 80.0, "first_loss": 12.5}
@@ -78,3 +80,11 @@ def test_clock_and_power_are_those_of_the_steps() -> None:
     idle, steps = ["345, 70.1"] * 9, ["1755, 690.0", "1695, 700.0", "1725, 680.0"]
     assert at_work("\n".join([*idle, *steps, "[N/A], [N/A]", ""])) == {"sm_mhz": 1725.0, "watts": 690.0}
     assert at_work("") == {}
+
+
+@pytest.mark.parametrize("row", sorted(OF_ROWS))
+def test_each_row_is_a_command_line_that_finetuning_takes(row: str) -> None:
+    workload = WORKLOADS[OF_ROWS[row]]
+    config = parse_flags(workload.words(Path("model"), Path("run"), 30, same_work(workload)))
+    assert config.train_config.lr == 1e-4
+    assert "--use_peft" not in workload.flags or config.lora_config.lora_dropout == 0
