@@ -101,14 +101,37 @@ class Terminal:
         end = time.monotonic() + seconds
         while text not in self.shown:
             assert time.monotonic() < end, self.shown
-            if select.select([self._master], [], [], 0.2)[0]:
-                try:
-                    self.shown += os.read(self._master, 65536).decode(errors="replace").replace("\r\n", "\n")
-                except OSError:  # the chat has ended
-                    break
+            if not self._read(0.2):
+                break
         before, found, self.shown = self.shown.partition(text)
         assert found, before
         return before
+
+    def wait_for_more(self, seconds: float = 60) -> None:
+        """Wait until it shows anything after the last text that was waited for."""
+        end = time.monotonic() + seconds
+        while not self.shown:
+            assert time.monotonic() < end, "nothing was shown"
+            assert self._read(0.2), "the chat ended"
+
+    def interrupt_until(self, text: str, seconds: float = 60) -> None:
+        """Press Ctrl-C until it shows a text: readline sees one between its prompt and its reading at the next key."""
+        end = time.monotonic() + seconds
+        while text not in self.shown:
+            assert time.monotonic() < end, self.shown
+            assert self.fork.poll() is None, self.shown
+            os.kill(self.fork.pid, signal.SIGINT)
+            self._read(0.5)
+        self.wait_for(text)
+
+    def _read(self, seconds: float) -> bool:
+        """Take what it shows within this time. False if the chat has ended."""
+        if select.select([self._master], [], [], seconds)[0]:
+            try:
+                self.shown += os.read(self._master, 65536).decode(errors="replace").replace("\r\n", "\n")
+            except OSError:
+                return False
+        return True
 
 
 @pytest.fixture
@@ -166,12 +189,11 @@ def test_ctrl_c_stops_an_answer_and_not_the_chat(run: Path, tmp_path: Path) -> N
         terminal.wait_for("> ")
         terminal.type("Count.\n")
         terminal.wait_for("Count.\n")
-        time.sleep(0.3)
+        terminal.wait_for_more()
         os.kill(terminal.fork.pid, signal.SIGINT)
         terminal.wait_for("[stopped")
         terminal.wait_for("> ")
-        os.kill(terminal.fork.pid, signal.SIGINT)
-        terminal.wait_for("(Ctrl-D or /exit ends)")
+        terminal.interrupt_until("(Ctrl-D or /exit ends)")
         assert terminal.fork.poll() is None
         terminal.type("/exit\n")
         assert terminal.fork.wait(20) == 0
