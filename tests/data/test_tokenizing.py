@@ -22,7 +22,7 @@ from tests.helpers.forked import ONE_THREAD, Fork
 from tests.helpers.processes import ROOT
 
 SCRIPT = """
-import json, sys
+import json, os, sys, time
 sys.path.insert(0, {root!r})
 import datasets
 from pathlib import Path
@@ -36,10 +36,11 @@ tokenizing._QUIET_WAIT_SECONDS = 0.2
 datasets.config.HF_DATASETS_CACHE = Path({cache!r})
 
 def to_spans(example):
-    with open({calls!r}, "a") as calls:
+    with open(os.environ["CALLS"], "a") as calls:  # if its name stood here, its contents would be part of the key
         calls.write("x")
-    import time
-    time.sleep(0.02)
+        is_halfway = calls.tell() >= 50
+    while is_halfway and not os.path.exists(os.environ["GOES_ON"]):
+        time.sleep(0.01)
     return [TextSpan(example["text"], True)]
 
 examples = load_split("text_dataset", DATASETS["text_dataset"]({data!r}), "train", text_columns=("text",))
@@ -53,8 +54,7 @@ def script(tiny_model: Path, tmp_path: Path) -> Path:
     data = tmp_path / "data.jsonl"
     data.write_text("".join(f'{{"text": "Anna says {number}."}}\n' for number in range(100)))
     file = tmp_path / "main.py"
-    names = {"root": str(ROOT), "calls": str(tmp_path / "calls"), "data": str(data), "model": str(tiny_model)}
-    names["cache"] = str(tmp_path / "cache")
+    names = {"root": str(ROOT), "data": str(data), "model": str(tiny_model), "cache": str(tmp_path / "cache")}
     file.write_text(SCRIPT.format(**names))
     return file
 
@@ -73,11 +73,17 @@ def start(script: Path, number: int = 0) -> Started:
     output = script.parent / f"output-{number}"
     with open(output, "wb") as file:
         pipes = {"stdout": file.fileno(), "stderr": file.fileno()}
-        return Started(Fork([str(script)], cwd=ROOT, environment=os.environ | ONE_THREAD, **pipes), output)
+        files = {"CALLS": str(script.parent / "calls"), "GOES_ON": str(script.parent / "goes_on")}
+        return Started(Fork([str(script)], cwd=ROOT, environment=os.environ | ONE_THREAD | files, **pipes), output)
 
 
 def test_of_several_processes_one_tokenizes_and_the_others_say_what_they_wait_for(script: Path) -> None:
-    outputs = [started.lines() for started in [start(script, number) for number in range(3)]]
+    processes = [start(script, number) for number in range(3)]
+    while not any("waiting for another process" in started.output.read_text() for started in processes):
+        assert all(started.fork.poll() is None for started in processes)
+        time.sleep(0.02)
+    (script.parent / "goes_on").touch()
+    outputs = [started.lines() for started in processes]
     assert len({lines[-1] for lines in outputs}) == 1, "all have the same rows"
     assert (script.parent / "calls").stat().st_size == 100, "each row was tokenized once"
     waited = [line for lines in outputs for line in lines if line.startswith("waiting for another process")]
@@ -91,11 +97,12 @@ def test_of_several_processes_one_tokenizes_and_the_others_say_what_they_wait_fo
 def test_a_killed_process_leaves_no_cache_that_looks_complete(script: Path) -> None:
     first = start(script)
     calls = script.parent / "calls"
-    while not calls.exists() or calls.stat().st_size < 20:
+    while not calls.exists() or calls.stat().st_size < 50:
         assert first.fork.poll() is None, first.output.read_text()
         time.sleep(0.02)
     os.kill(first.fork.pid, signal.SIGKILL)
     first.fork.wait(300)
+    (script.parent / "goes_on").touch()
     assert start(script, 1).lines()[-1].startswith("[100, ")
 
 

@@ -98,7 +98,10 @@ def main() -> None:
             if not stop and step == given.eval_at:
                 (given.folder / "evaluating").touch()
                 batches = stopping.until_asked(eval_loader.epoch(0))
-                num_batches = sum(len(batch) for batch in batches)
+                num_batches = 0
+                for batch in batches:
+                    num_batches += len(batch)
+                    time.sleep(given.step_seconds)  # it would be over before somebody asks
                 cut_short, stop = batches.cut_short, batches.cut_short
                 assert cut_short == (num_batches < given.num_steps)
             if stop or step == given.num_steps:

@@ -16,7 +16,7 @@ from tests.helpers.processes import ROOT, SHORT_GRACE, Captured, process_variabl
 from tests.helpers.refusals import Bench, contents, dialogues, error_lines, write_lines
 from utils import software
 
-LIMIT_SECONDS = 30
+LIMIT_SECONDS = 120  # a refusal takes two seconds; a busy machine is no failure
 SCRIPT = (str(ROOT / "finetuning.py"),)
 
 

@@ -7,16 +7,19 @@ import os
 import random
 import re
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 import torch.distributed as dist
 
-from ranks.environment import read_environment
-from ranks.job_store import connect
+import ranks.job_store
+from ranks.environment import Environment, read_environment
+from ranks.job_store import connect, new_client
 from tests.helpers.made import Made
 from tests.helpers.processes import ROOT, Captured, process_variables, ranks_of, read_metrics
 from tests.helpers.refusals import error_lines
@@ -119,8 +122,9 @@ def test_a_rank_that_contradicts_rank_0_is_refused_and_rank_0_does_not_wait(star
     runs = []
     for number, (changed, _) in enumerate(contradictions):
         (first, second), run = ranks_of(2), tmp_path / f"run-{number}"
-        # rank 0 gives up after three seconds; the other looks for it long enough to be told what is wrong
-        runs.append([start(first, grace_scale=0.005, run=run), start(second | changed, grace_scale=0.2, run=run)])
+        # rank 0 gives up after six seconds; the other begins first, and looks for it until it is told what is wrong
+        other = start(second | changed, grace_scale=0.2, run=run)
+        runs.append([start(first, grace_scale=0.01, run=run), other])
     for number, (_, named) in enumerate(contradictions):
         outcomes = [process.outcome(300) for process in runs[number]]
         assert [outcome.status for outcome in outcomes] == [1, 2], outcomes
@@ -139,7 +143,7 @@ def test_a_rank_that_is_refused_alone_refuses_all(start: Start, tmp_path: Path) 
         run = tmp_path / f"run-{refused}"
         runs.append([start(variables, plant, grace_scale=0.2, run=run) for variables in ranks_of(2)])
     for refused, processes in enumerate(runs):
-        outcomes = [process.outcome(60) for process in processes]
+        outcomes = [process.outcome(300) for process in processes]
         assert [outcome.status for outcome in outcomes] == [2, 2], outcomes
         (error,) = error_lines(outcomes[1 - refused].stderr)
         assert re.search(rf"refused on rank {refused} \(\S+\): --its_path: is not on this disk$", error)
@@ -150,9 +154,11 @@ def test_a_rank_0_that_ends_while_others_connect_is_noticed(monkeypatch: pytest.
     store = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
     for name, value in (LAUNCHED | {"MASTER_PORT": str(store.port), "FINETUNING_GRACE_SCALE": "1"}).items():
         monkeypatch.setenv(name, value)
+    is_connected, take_rank = threading.Event(), ranks.job_store._take_rank
+    monkeypatch.setattr(ranks.job_store, "_take_rank", lambda *given: is_connected.set() or take_rank(*given))
     with ThreadPoolExecutor(1) as threads:
         connecting = threads.submit(connect, read_environment())
-        time.sleep(0.5)  # until it waits for an answer
+        assert is_connected.wait(60), "it waits for an answer next"
         del store
         with pytest.raises(TrainingError, match="rank 0 ended before the ranks had connected"):
             connecting.result(timeout=60)
@@ -160,8 +166,12 @@ def test_a_rank_0_that_ends_while_others_connect_is_noticed(monkeypatch: pytest.
 
 def test_of_two_processes_with_one_rank_the_second_is_refused(start: Start, tmp_path: Path) -> None:
     first, second, *_ = ranks_of(4)
-    processes = [start(first), start(second)]
-    time.sleep(0.5)
+    processes = [start(variables, grace_scale=1.0) for variables in (first, second)]
+    place = (first["MASTER_ADDR"], int(first["MASTER_PORT"]))
+    looking = Environment(
+        rank=3, local_rank=3, world_size=4, local_world_size=4, launched=True, meeting_place=place, grace_scale=0.2
+    )
+    new_client(looking).wait(["taken/0", "taken/1"], timedelta(seconds=120))
     for variables, named in ((first, f"MASTER_PORT={first['MASTER_PORT']}: is in use"), (second, "RANK=1: another ")):
         outcome = start(variables).outcome(300)
         assert outcome.status == 2, outcome

@@ -193,7 +193,8 @@ def shared_disk(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("shared_disk")
 def test_a_run_touches_its_file_often_enough_and_only_as_long_as_it_is_its_own(tmp_path: Path) -> None:
     assert 3 * BEAT_SECONDS <= STALE_SECONDS
-    lock = RunLock(beat_seconds=0.05)
+    lost: list[str] = []
+    lock = RunLock(beat_seconds=0.05, on_loss=lost.append)
     lock.take("--output_dir", tmp_path)
     before = (tmp_path / "lock.json").stat().st_mtime_ns
     deadline = time.monotonic() + 120
@@ -203,6 +204,9 @@ def test_a_run_touches_its_file_often_enough_and_only_as_long_as_it_is_its_own(t
     taken_over = owner(tmp_path) | {"token": "of another run"}
     (tmp_path / "other").write_text(json.dumps(taken_over))
     (tmp_path / "other").rename(tmp_path / "lock.json")
+    while not lost:  # it may be about to touch the file
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
     before = (tmp_path / "lock.json").stat().st_mtime_ns
     time.sleep(0.3)
     assert (tmp_path / "lock.json").stat().st_mtime_ns == before
@@ -367,6 +371,22 @@ def endless(bench: Bench, *given: str, before_reading: str = "") -> list[str]:
     return bench.flags(*rows, *steps, "--batch_size_training", "1", "--batching_strategy", "padding", *given)
 
 
+def waits_at(files: dict[int, Path]) -> str:
+    """Code of a dataset function: a rank that has read so many training rows waits until the file is there."""
+    return textwrap.dedent(f"""\
+        import pathlib, time
+        from data.batches.rows import Rows
+        files, reads = { {number: str(file) for number, file in files.items()} }, []
+        def wait_and_read(rows, index, read=Rows.__getitem__):
+            reads.append(index)
+            while len(reads) in files and not pathlib.Path(files[len(reads)]).exists():
+                time.sleep(0.01)
+            return read(rows, index)
+        if split == "train":
+            Rows.__getitem__ = wait_and_read
+        """)
+
+
 def trained_steps(folder: Path) -> list[int]:
     return [event["step"] for event in train_events(folder)] if (folder / "metrics.jsonl").exists() else []
 
@@ -487,15 +507,19 @@ def test_a_run_holds_its_folder_and_gives_it_back_when_it_ends(bench: Bench, hol
 def test_a_folder_that_is_renamed_for_a_while_costs_the_run_nothing(
     bench: Bench, launch: Callable[..., RunningCommand]
 ) -> None:
-    flags = endless(bench, "--save_every_steps", "0", "--max_train_step", "300")
-    run = launch(*flags)
+    is_away, is_back = bench.folder / "is_away", bench.folder / "is_back"
+    waiting = waits_at({100: is_away, 200: is_back})
+    run = launch(*endless(bench, "--save_every_steps", "0", "--max_train_step", "300", before_reading=waiting))
     wait_until(lambda: len(trained_steps(bench.output)) > 5, run)
     bench.output.rename(bench.folder / "away")
-    time.sleep(0.2)
+    is_away.touch()
+    said_so = "metrics.jsonl cannot be written (No such file or directory); its lines wait"
+    wait_until(lambda: said_so in run.log.read_text(), run)
     (bench.folder / "away").rename(bench.output)
+    is_back.touch()
     assert run.wait(300) == [0]
     log = run.log.read_text()
-    assert log.count("metrics.jsonl cannot be written (No such file or directory); its lines wait") == 1
+    assert log.count(said_so) == 1
     assert trained_steps(bench.output) == list(range(1, 301))
     assert (bench.output / "model").is_dir()
 
@@ -506,10 +530,12 @@ def test_a_run_whose_folder_was_deleted_keeps_its_state_in_a_new_one_and_says_at
 ) -> None:
     """The best weights were those of the first evaluation: nothing is learned."""
     given = ["--run_validation", "True", "--max_eval_step", "1", "--lr", "1e-20", "--max_train_step", "120"]
-    flags = endless(bench, *given, "--resume", "auto")
+    is_away = bench.folder / "is_away"
+    flags = endless(bench, *given, "--resume", "auto", before_reading=waits_at({90: is_away}))
     run = launch(*flags, world_size=2)
     wait_until(lambda: (bench.output / "model").exists() and "saved" in read_run_yaml(bench.output), run)
     bench.output.rename(bench.folder / "away")
+    is_away.touch()
     assert run.wait(300) == [1, 1]
     log = run.log.read_text()
     assert log.count("lock.json is gone, deleted or moved with its folder; the run goes on") <= 1

@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import json
 import signal
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
-from tests.helpers.processes import RunningCommand, read_metrics, train_events
+from tests.helpers.processes import RunningCommand, assert_all_gone, read_metrics, train_events, wait_until
 from tests.helpers.refusals import error_lines
 
 RECIPE = """
@@ -76,19 +74,14 @@ def start(tiny_model: Path, tmp_path: Path) -> Iterator[Start]:
 
 
 def wait_for_step(run: RunningCommand, folder: Path, step: int) -> None:
-    deadline = time.monotonic() + 300  # imports, mostly
-    while not (folder / "metrics.jsonl").exists() or len(train_events(folder)) < step:
-        assert time.monotonic() < deadline, run.log.read_text()
-        assert run.processes(), run.log.read_text()
-        time.sleep(0.2)
+    wait_until(lambda: (folder / "metrics.jsonl").exists() and len(train_events(folder)) >= step, run)
 
 
 def wait_for_end(run: RunningCommand, *, limit_seconds: float = HANG_LIMIT_SECONDS) -> tuple[str, list[str]]:
     """The log and its error lines, when all processes have ended, each of them with a failure."""
     processes = run.processes()
     assert all(run.wait(limit_seconds))
-    _gone, alive = psutil.wait_procs(processes, timeout=60)
-    assert not alive
+    assert_all_gone(processes)
     log = run.log.read_text()
     return log, error_lines(log)
 
@@ -108,11 +101,13 @@ def test_torchrun_names_a_rank_that_was_killed_and_the_others_say_nothing(start:
 
 def test_a_survivor_says_what_it_does_and_promises_no_checkpoint(start: Start, tmp_path: Path) -> None:
     """torchrun sends it SIGTERM, as for a request to stop. It reads its data then, and waits for no other rank."""
-    run = start('time.sleep(60 if rank == "0" and num_reads == 5 else 0.1)', torchrun=True)
+    asleep = tmp_path / "asleep"
+    sleep = f"open({str(asleep)!r}, 'w').close() or time.sleep(600)"
+    run = start(f"{sleep} if rank == '0' and num_reads == 5 else time.sleep(0.1)", torchrun=True)
     wait_for_step(run, tmp_path / "run", 3)
-    time.sleep(1)  # rank 0 sleeps by then
+    wait_until(asleep.exists, run)
     run.rank(1).send_signal(signal.SIGKILL)
-    log, errors = wait_for_end(run, limit_seconds=40)
+    log, errors = wait_for_end(run)
     assert "rank 1 ended: this rank ends, too, without a checkpoint" in log
     assert "with a checkpoint" not in log
     assert not errors

@@ -38,7 +38,17 @@ LIMIT_SECONDS = 300  # imports and loading, mostly
 NUM_STEPS = 45
 EVERY = 15  # steps from checkpoint to checkpoint
 RECIPE = """
+import time
+from pathlib import Path
+from data.batches.rows import Rows
 from tests.helpers.random_documents import get_custom_dataset
+
+def read_slowly(rows, index, read=Rows.__getitem__):
+    if Path({slow!r}).exists():
+        time.sleep(0.05)
+    return read(rows, index)
+
+Rows.__getitem__ = read_slowly
 
 def get_rows(dataset_config, tokenizer, split):
     return get_custom_dataset(dataset_config, tokenizer, split) * (1 if split == "train" else 12)
@@ -157,7 +167,8 @@ def test_the_file_and_a_signal_to_one_rank_in_an_evaluation_leave_no_trace_in_th
     launch: Launch, tiny_model: Path, process_group: ProcessGroup, tmp_path: Path
 ) -> None:
     recipe = tmp_path / "recipe.py"
-    recipe.write_text(RECIPE)
+    slow = tmp_path / "slow"  # as long as it is there, an evaluation takes seconds
+    recipe.write_text(RECIPE.format(slow=str(slow)))
     given = ["--dataset", f"{recipe}:get_rows", "--val_batch_size", "1", "--eval_every_steps", "10"]
     given += ["--max_train_step", "40", "--resume", "auto"]
     run, whole = tmp_path / "run", tmp_path / "whole"
@@ -172,8 +183,10 @@ def test_the_file_and_a_signal_to_one_rank_in_an_evaluation_leave_no_trace_in_th
     stopped = launch(*flags)
     wait_until(lambda: num_trained(run) > first["step"], stopped)
     rank = stopped.rank(1)
+    slow.touch()
     wait_until(lambda: is_evaluating(run), stopped)
     rank.send_signal(signal.SIGUSR1)
+    slow.unlink()
     second = assert_stopped(run, assert_finished(stopped), "SIGUSR1 on rank 1")
     assert second["eval_due"], "it was left early, and is done again"
     assert second["step"] > first["step"]
@@ -253,8 +266,13 @@ def test_ranks_that_come_before_rank_0_do_not_meet_what_an_earlier_attempt_left_
 
     with ThreadPoolExecutor(3) as threads:
         for attempt in range(3):
+            names = [f"{server.get('attempt').decode()}/{rank}" for rank in (1, 2)] if attempt else []
+            before = [server.get(name) for name in names]
             joining = [threads.submit(join, 1), threads.submit(join, 2)]
-            time.sleep(2)
+            deadline = time.monotonic() + 60
+            while any(server.get(name) == asked for name, asked in zip(names, before, strict=True)):
+                assert time.monotonic() < deadline, "they ask the attempt before"
+                time.sleep(0.01)
             stores = [threads.submit(join, 0).result(), *(future.result() for future in joining)]
             assert not any(store.check(["address"]) for store in stores)
             stores[0].set("address", str(attempt))

@@ -29,7 +29,7 @@ from data.batches.workers import STOP_SIGNALS, watch_parent
 from data.sequences.causal import build_sequences
 from ranks.environment import Environment
 from ranks.process_group import start_process_group, stop_process_group
-from supervision.stopping import StopRequests, _ignore_signals
+from supervision.stopping import SAME_WISH_SECONDS, StopRequests, _ignore_signals
 from tests.helpers.processes import RunningCommand, assert_all_gone, read_metrics, train_events, wait_until
 
 LIMIT_SECONDS = 300
@@ -58,6 +58,15 @@ def step_of(folder: Path) -> int:
     with contextlib.suppress(OSError, ValueError):
         return int((folder / "step").read_text())
     return 0
+
+
+def send_again(run: RunningCommand, number: signal.Signals) -> None:
+    """To the process group, once the first signal has been read and is so long ago that this is no echo of it."""
+    num_processes = len(run.processes())
+    wait_until(lambda: "the run ends after this step" in run.log.read_text(), run)
+    time.sleep(SAME_WISH_SECONDS + 2)  # other ranks read it, and say nothing
+    assert len(run.processes()) == num_processes
+    send(run, number, "group")
 
 
 def end(run: RunningCommand, folder: Path, *, statuses: set[int]) -> tuple[list[dict[str, Any]], str]:
@@ -142,7 +151,7 @@ def test_torchrun_dies_of_sigusr1_otherwise_and_its_ranks_go_on_without_it(start
     run.wait(LIMIT_SECONDS)
     step = step_of(tmp_path)
     deadline = time.monotonic() + LIMIT_SECONDS
-    while step_of(tmp_path) < step + 5:
+    while step_of(tmp_path) < step + 5:  # torchrun is gone: `wait_until` would say so
         assert time.monotonic() < deadline, run.log.read_text()
         time.sleep(0.05)
     (tmp_path / "STOP").touch()
@@ -218,10 +227,8 @@ def test_a_second_signal_ends_a_run_that_cannot_stop(start: Start, tmp_path: Pat
     """Rank 1 never comes to the agreement, so rank 0's main thread waits inside a collective, where no handler runs."""
     run = start("--stuck_at", "4", torchrun=False)
     processes = run.processes()
-    send(run, signal.SIGTERM, "group")
-    time.sleep(3)
-    assert len(run.processes()) == len(processes)
-    send(run, signal.SIGINT, "group")
+    send(run, signal.SIGUSR1, "group")
+    send_again(run, signal.SIGINT)
     ranks, log = end(run, tmp_path, statuses={128 + signal.SIGINT})
     assert not ranks
     assert log.count("SIGINT again: this ends at once") == 1
@@ -233,9 +240,7 @@ def test_a_second_ctrl_c_goes_through_torchrun(start: Start, tmp_path: Path) -> 
     run = start("--stuck_at", "4")
     processes = run.processes()
     send(run, signal.SIGINT, "group")
-    time.sleep(3)
-    assert len(run.processes()) == len(processes)
-    send(run, signal.SIGINT, "group")
+    send_again(run, signal.SIGINT)
     ranks, log = end(run, tmp_path, statuses={1})
     assert not ranks, log
     assert_all_gone(processes)
