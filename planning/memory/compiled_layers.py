@@ -5,7 +5,9 @@ the outputs of products, and their inputs that backward reads (torch/_functorch/
 `min_cut_rematerialization_partition`). Operators that are not torch's own count as products: it recomputes none. So
 this finds the tensors of the fewest bytes from which all that autograd keeps of a layer is computed again, among the
 outputs of products, attention and reductions, such inputs of products as the gradient of another input is computed
-from, and whatever is computed from these. Random masks are drawn again from their seeds.
+from, and whatever is computed from these. Random masks are drawn again from their seeds. If backward needs only a slice
+of what is computed from kept tensors, inductor writes that slice alone (the values of a delta rule, out of its
+convolution).
 """
 
 from __future__ import annotations
@@ -46,6 +48,7 @@ class CompiledLayer(TorchDispatchMode):
         super().__init__()
         self._made: dict[int, tuple[torch.Tensor, list[torch.Tensor]]] = {}  # by storage: a tensor, its inputs
         self._fixed: set[int] = set()  # storages that products read or return
+        self._outputs_of_products: set[int] = set()
         self._saved: list[torch.Tensor] = []
         self._existing = {_key(leaf) for leaf in tree_leaves(existing) if isinstance(leaf, torch.Tensor)}
 
@@ -59,7 +62,20 @@ class CompiledLayer(TorchDispatchMode):
         returned = {_key(leaf): leaf for leaf in tree_leaves(outputs) if isinstance(leaf, torch.Tensor)}
         kept = {key: tensor for key, tensor in returned.items() if key not in self._existing}
         kept |= {key: self._made[key][0] for key in self._cheapest_cut(free=kept.keys())}
-        return {key: tensor.untyped_storage().nbytes() for key, tensor in kept.items()}
+        there = self._existing | kept.keys()
+        return {
+            key: tensor.untyped_storage().nbytes() if key in returned else self._bytes_of(key, tensor, there)
+            for key, tensor in kept.items()
+        }
+
+    def _bytes_of(self, key: int, tensor: torch.Tensor, there: Collection[int]) -> int:
+        """The bytes kept of one storage: those of its saved slices, if it is computed from storages that are there."""
+        whole = tensor.untyped_storage().nbytes()
+        _, sources = self._made.get(key, (tensor, []))
+        if key in self._outputs_of_products or not sources or not all(_key(source) in there for source in sources):
+            return whole
+        slices = {(t.storage_offset(), t.shape): t.nbytes for t in self._saved if _key(t) == key}
+        return min(whole, sum(slices.values()) or whole)
 
     def _cheapest_cut(self, free: Collection[int]) -> set[int]:
         """The storages, of the fewest bytes together, that all saved ones can be computed from.
@@ -95,6 +111,7 @@ class CompiledLayer(TorchDispatchMode):
                 self._made.setdefault(_key(leaf), (leaf, [source for source in inputs if _key(source) != _key(leaf)]))
                 if is_product or function in _REDUCTIONS:
                     self._fixed.add(_key(leaf))
+                    self._outputs_of_products.add(_key(leaf))
         if is_product and not _drops(function, args):
             for index, source in enumerate(inputs):
                 # The gradient of one factor needs the other.

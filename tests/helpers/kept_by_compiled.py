@@ -17,15 +17,20 @@ def compiled_layer(layer: nn.Module) -> tuple[Callable[..., Any], list[torch.Ten
     Inputs and parameters that are kept are left out.
     """
     returned: list[torch.Tensor] = []
+    return torch.compile(layer, backend=recording_backend(returned), fullgraph=True), returned
+
+
+def recording_backend(returned: list[torch.Tensor]) -> Callable[..., Any]:
+    """A backend for `torch.compile` that adds to the list what each compiled forward returns, as `compiled_layer`."""
 
     def compile_forward(graph: torch.fx.GraphModule, example: Any) -> Any:
         (output,) = [node for node in graph.graph.nodes if node.op == "output"]
         returned.extend(node.meta["val"] for node in output.args[0] if node is not None and node.op != "placeholder")
         return make_boxed_func(graph)
 
-    backend = aot_autograd(
+    backend: Callable[..., Any] = aot_autograd(
         fw_compiler=compile_forward,
         bw_compiler=lambda graph, example: make_boxed_func(graph),
         partition_fn=min_cut_rematerialization_partition,
     )
-    return torch.compile(layer, backend=backend, fullgraph=True), returned
+    return backend

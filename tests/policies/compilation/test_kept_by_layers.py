@@ -1,0 +1,68 @@
+"""What compiled layers with adapters keep for backward on a GPU: the partitioner's choice, without values."""
+
+from __future__ import annotations
+
+import functools
+
+import peft
+import pytest
+import torch
+import torch._functorch.config as functorch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from planning.memory.compiled_layers import CompiledLayer
+from policies.adapters import lora_products
+from policies.adapters.lora_layers import use_lean_forward
+from policies.compilation.layers import compile_layers
+from tests.helpers.kept_by_compiled import recording_backend
+
+BF16 = torch.bfloat16
+
+
+def adapted_llama() -> LlamaForCausalLM:
+    sizes = {"hidden_size": 32, "intermediate_size": 112, "num_hidden_layers": 1, "vocab_size": 64}
+    model = LlamaForCausalLM(LlamaConfig(**sizes, num_attention_heads=2, num_key_value_heads=2)).to(BF16)
+    adapted = peft.get_peft_model(model, peft.LoraConfig(r=2, target_modules="all-linear", lora_dropout=0.05))
+    use_lean_forward(adapted)
+    adapted.train()
+    return model
+
+
+def hold_no_values(layer: nn.Module, mode: FakeTensorMode) -> None:
+    for module in layer.modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            fake = mode.from_tensor(parameter.detach())
+            module._parameters[name] = nn.Parameter(fake, requires_grad=parameter.requires_grad)
+
+
+def test_inputs_of_an_adapter_after_dropout_are_computed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch's own limit of chains keeps those of the last product: a quarter of all that the layer keeps."""
+    # As on a GPU, where fp32 factors are split into bf16 parts.
+    monkeypatch.setattr(lora_products, "_in_parts", lambda activations, adapter: adapter.dtype == torch.float32)
+    returned: list[torch.Tensor] = []
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=recording_backend(returned)))
+    layer, mode = adapted_llama().model.layers[0], FakeTensorMode()
+    hold_no_values(layer, mode)
+    with functorch.patch(ban_recompute_long_fusible_chains=True), mode:
+        compile_layers([layer], widths_vary=False)
+        hidden, angles = torch.empty(2, 64, 32, dtype=BF16, requires_grad=True), torch.empty(1, 64, 16, dtype=BF16)
+        layer(hidden, position_embeddings=(angles, angles), attention_mask=None)
+    wide = [tensor for tensor in returned if tensor.numel() == 2 * 64 * 112]
+    assert [tuple(tensor.shape) for tensor in wide] == [(2, 64, 112)] * 2  # what gate_proj and up_proj give
+
+
+def test_a_slice_of_what_is_computed_from_kept_tensors_counts_alone() -> None:
+    weight, hidden = torch.empty(48, 32, device="meta"), torch.empty(10, 32, device="meta", requires_grad=True)
+
+    def layer(hidden: torch.Tensor) -> torch.Tensor:
+        sums = hidden @ weight.T  # kept: silu's gradient is computed from them
+        first, second = nn.functional.silu(sums).split((16, 32), -1)
+        return torch.bmm(first[None], second[None, :, :16].transpose(1, 2))
+
+    followed = CompiledLayer([weight, hidden])
+    with followed.following():
+        output = layer(hidden)
+    sums, first, second = 10 * 48 * 4, 10 * 16 * 4, 10 * 16 * 4
+    assert sum(followed.kept_bytes(output).values()) == sums + first + second + output.nbytes
