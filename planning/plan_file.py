@@ -186,8 +186,7 @@ def _plan_with(
             )
         obstacle = "it does not fit any more"
     plan = plan_anew()
-    was_chosen = any(line.startswith("activation_checkpointing: ") for line in plan.choices)
-    if was_chosen and plan.model.empty.checkpointing != earlier.checkpointing:
+    if plan.chose_checkpointing and plan.model.empty.checkpointing != earlier.checkpointing:
         before = f"activation_checkpointing: {earlier.checkpointing} in the checkpoint; chosen anew, since {obstacle}"
         return replace(plan, choices=(before, *plan.choices))
     return plan

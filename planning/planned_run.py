@@ -50,6 +50,7 @@ class Plan:
     notes: tuple[str, ...]  # lines to print: adapted defaults, and what the plan assumes
     choices: tuple[str, ...] = ()  # lines to print: choices made by this plan; notes has them, too
     too_short: str | None = None  # why it is not compiled, as a clause, if it would be by its settings
+    chose_checkpointing: bool = False  # this plan chose which layers are recomputed; neither a flag nor an earlier plan
 
     def to_dict(self) -> dict[str, Any]:
         """The plan in plain types, as --dry_run_json and plan.json hold it."""
@@ -122,12 +123,13 @@ def plan_of(
     def choose(planned: PlannedModel) -> Chosen:
         return _with_choices(planned, hardware.card, rows, seconds)
 
+    chooses = is_to_be_chosen(model) or (hardware.card.is_gpu and is_to_be_spared(model))
     model, memory, choices = choose_replication(model, hardware.card, rows, choose, seconds)
     time = time_of(model, hardware, rows, data, moved_bytes=memory.moved_gib * GIB)
     time_notes = (why_no_time(model, hardware),) if time is None else time.notes
     notes = (*resolved.config.notes, *resolved.notes, *model.empty.notes, *model.adapted.notes, *data.notes, *choices)
     notes += (*memory.notes, *filter(None, time_notes))
-    return Plan(hardware, env, model.resolved, model, rows, memory, time, notes, choices)
+    return Plan(hardware, env, model.resolved, model, rows, memory, time, notes, choices, chose_checkpointing=chooses)
 
 
 def data_rows(resolved: Resolved, data: DataFacts) -> RowLengths:

@@ -9,6 +9,7 @@ import pytest
 
 from benchmarks.planned_times import (
     MEASURED,
+    MEASURED_ON_H100S,
     causal_counts,
     documented_rows,
     documented_table,
@@ -22,7 +23,9 @@ from planning.cost.step_time import TimePlan, plan_time, why_no_time
 from planning.machines.hardware import Hardware, parse_hardware
 
 # The host's share is known to a quarter only; and these were measured before a step on the CPU began in backward.
-_OFFLOADED = {"llama8b-mixed-batch8", "llama13b-adamw-offload"}
+_BOUNDS = {"llama8b-mixed-batch8": 0.3, "llama13b-adamw-offload": 0.3}
+# Experts' sorting and copying is planned by bytes of products, 15 of 159 ms too much.
+_BOUNDS["qwen3-moe-lora"] = 0.1
 
 
 @pytest.mark.slow
@@ -44,12 +47,12 @@ def test_the_documented_epochs_and_bills_come_out(tmp_path: Path, capsys: pytest
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", MEASURED)
+@pytest.mark.parametrize("name", MEASURED | MEASURED_ON_H100S)
 def test_the_speed_that_was_measured_comes_out(name: str, tmp_path: Path) -> None:
     plan = measured_row(name, tmp_path)
-    error = plan.tokens_per_second_per_device / MEASURED[name] - 1
+    error = plan.tokens_per_second_per_device / (MEASURED | MEASURED_ON_H100S)[name] - 1
     print(f"{name}: {error:+.1%}")
-    assert abs(error) < (0.3 if name in _OFFLOADED else 0.06)
+    assert abs(error) < _BOUNDS.get(name, 0.06)
 
 
 def test_the_parts_of_a_step_follow_the_flags(tmp_path: Path) -> None:
