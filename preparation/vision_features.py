@@ -63,6 +63,8 @@ def with_vision_features(built: BuiltModel, inputs: Inputs, env: Environment) ->
     finder.try_two()
     store = FeatureStore(cache_folder() / "finetuning-vision-features" / _key(seen, built, inputs, env))
     began, tried = time.monotonic(), say_if_it_lasts("computing vision features")
+    if env.local_rank == 0:
+        store.remove_stale()
     num_images, num_made = fill(finder, store, [inputs.data.train, inputs.data.evaluation], env)
     tried()
     reshard(built.model)

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import hashlib
 import io
+import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +28,7 @@ PREFIX = "vision_features."
 """Of the names of the encoder's outputs among a batch's inputs."""
 
 NUM_TOKENS = "num_tokens"  # how many tokens of the text stand for the picture
+_STALE_SECONDS = 86_400.0  # no write takes as long, and no disk's clock is as far from this machine's
 _BITS = {2: torch.int16, 4: torch.int32}
 
 
@@ -43,6 +46,13 @@ class FeatureStore:
                 return True
         except (OSError, SafetensorError):
             return False
+
+    def remove_stale(self) -> None:
+        """Remove files that a killed run was writing. Those of the last day stay: a live run may write them."""
+        for half in self.folder.glob("*.tmp"):
+            with suppress(OSError):  # another run has removed it, or the folder is another user's
+                if time.time() - half.stat().st_mtime > _STALE_SECONDS:
+                    half.unlink()
 
     def write(self, source: ImageSource, inputs: Mapping[str, torch.Tensor]) -> None:
         """

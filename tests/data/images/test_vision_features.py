@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import time
 from pathlib import Path
 
 import numpy as np
@@ -51,6 +53,19 @@ def test_a_picture_without_a_file_and_a_broken_one_are_named(tmp_path: Path) -> 
         store.read(picture)
     with pytest.raises(BadExample, match=r"b\.png cannot be read"):
         store.read(tmp_path / "b.png")
+
+
+def test_files_that_a_killed_run_was_writing_are_removed_and_those_of_a_live_one_stay(tmp_path: Path) -> None:
+    store, picture = FeatureStore(tmp_path), blank_source(Image.new("RGB", (9, 7)))
+    FeatureStore(tmp_path / "not made yet").remove_stale()
+    store.write(picture, {PREFIX + "pooler_output": torch.ones(5, 3), NUM_TOKENS: torch.tensor(5)})
+    (kept,) = tmp_path.iterdir()
+    stale, live = tmp_path / "ab.safetensors.01234567.tmp", tmp_path / "cd.safetensors.89abcdef.tmp"
+    for file, days in ((kept, 9), (stale, 2), (live, 0)):
+        file.touch()
+        os.utime(file, (time.time() - 86400 * days,) * 2)
+    store.remove_stale()
+    assert {*tmp_path.iterdir()} == {kept, live}
 
 
 def test_a_broken_file_is_computed_again_and_not_trained_on(tmp_path: Path) -> None:
