@@ -17,7 +17,6 @@ import importlib
 import json
 import math
 import os
-import statistics
 import sys
 import tempfile
 import time
@@ -31,7 +30,7 @@ from benchmarks.pictures.shapes import make_image_shape
 from benchmarks.pictures.workloads import WORKLOADS, PictureWorkload, StepForm
 from benchmarks.runs.forked_commands import run_forked, run_script, wait
 from benchmarks.runs.launch import ROOT, free_port
-from benchmarks.runs.measurements import WARMUP_STEPS, read_events
+from benchmarks.runs.measurements import WARMUP_STEPS, read_events, speed_figures, teraflops_per_token
 from data.processors.processor_loading import read_processor
 
 LATE = ("torch._dynamo", "torch._inductor", "peft", "datasets", "accelerate", "preparation.prepare")
@@ -156,17 +155,10 @@ def run_peer(form: StepForm, attention: str, options: argparse.Namespace, model:
 def figures_of(run_folder: Path) -> dict[str, Any]:
     """The figures of a run of finetuning.py after warm-up."""
     events = read_events(run_folder)
-    train = [event for event in events if event["event"] == "train"]
-    steady = train[WARMUP_STEPS:]
+    steady = [event for event in events if event["event"] == "train"][WARMUP_STEPS:]
     seconds = [event["step_seconds"] for event in steady]
-    return {
-        "tokens_per_second": statistics.median(event["tokens_per_second_per_device"] for event in steady),
-        "tflops": statistics.median(event["model_tflops_per_device"] for event in steady),
-        "waited": sum(event["data_wait_seconds"] for event in steady) / sum(seconds),
-        "longest_step_seconds": max(seconds),
-        "peak_gib": events[-1]["peak_allocated_gib"] or math.nan,
-        "first_loss": train[0]["loss"],
-    }
+    waited = sum(event["data_wait_seconds"] for event in steady) / sum(seconds)
+    return speed_figures(events) | {"waited": waited, "longest_step_seconds": max(seconds)}
 
 
 def table(lines: Sequence[tuple[str, str]], results: Mapping[tuple[str, str], dict[str, Any]]) -> Iterator[str]:
@@ -180,8 +172,7 @@ def table(lines: Sequence[tuple[str, str]], results: Mapping[tuple[str, str], di
             continue
         beside = {other: results[name, other] for where, other in lines if where == name and (name, other) in results}
         best = max((of["tokens_per_second"] for other, of in beside.items() if _is_peer(other, of)), default=math.nan)
-        # The formula counts the FLOPs of a token, whoever computes them.
-        per_token = next((of["tflops"] / of["tokens_per_second"] for of in beside.values() if "tflops" in of), math.nan)
+        per_token = teraflops_per_token(beside.values())
         speed, waited = found["tokens_per_second"], found.get("waited")
         yield (
             f"| {name} | {tool} | {speed:,.0f} | {speed / best:.2f} | {per_token * speed:.0f} "

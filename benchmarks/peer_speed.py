@@ -31,7 +31,7 @@ import torch
 from benchmarks.peers.calls import PEERS, can_run, run_peer
 from benchmarks.peers.peer_work import COMPARED_LOSSES, OUR_ADAPTER_FLAGS, OUR_FLAGS
 from benchmarks.runs.card import CardSamples
-from benchmarks.runs.measurements import WARMUP_STEPS
+from benchmarks.runs.measurements import WARMUP_STEPS, speed_figures, teraflops_per_token
 from benchmarks.runs.shapes import make_random_weights
 from benchmarks.runs.workload import Workload
 from benchmarks.training_speed import ROWS as WORKLOADS
@@ -105,14 +105,7 @@ def ours(
     train = [event for event in events if event["event"] == "train"]
     if len(train) <= WARMUP_STEPS:
         return {"failed": "see what it printed"}
-    steady = train[WARMUP_STEPS:]
-    return {
-        "tokens_per_second": statistics.median(event["tokens_per_second_per_device"] for event in steady),
-        "tflops": statistics.median(event["model_tflops_per_device"] for event in steady),
-        "peak_gib": events[-1]["peak_allocated_gib"] or math.nan,
-        "first_loss": train[0]["loss"],
-        "losses": [event["loss"] for event in train[:COMPARED_LOSSES]],
-    }
+    return speed_figures(events) | {"losses": [event["loss"] for event in train[:COMPARED_LOSSES]]}
 
 
 def lines_to_run(rows: Sequence[str], peers: Sequence[str], variants: Sequence[str]) -> Iterator[tuple[str, str]]:
@@ -150,9 +143,7 @@ def table(lines: Sequence[tuple[str, str]], results: Mapping[tuple[str, str], di
         of_row = {other: results[row, other] for where, other in lines if where == row and (row, other) in results}
         peers = [figures.get("tokens_per_second", 0.0) for other, figures in of_row.items() if other in PEERS]
         fastest = max(peers, default=0.0) or math.nan
-        # The formula counts the FLOPs of a token, whoever computes them.
-        rates = [figures["tflops"] / figures["tokens_per_second"] for figures in of_row.values() if "tflops" in figures]
-        per_token, speed = next(iter(rates), math.nan), found["tokens_per_second"]
+        per_token, speed = teraflops_per_token(of_row.values()), found["tokens_per_second"]
         first = next((figures for other, figures in of_row.items() if other not in PEERS), {})
         apart = [abs(a - b) for a, b in zip(found.get("losses", []), first.get("losses", []), strict=False)]
         yield (

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 import re
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +24,23 @@ def read_events(run_folder: Path) -> list[dict[str, Any]]:
 def train_events(run_folder: Path) -> list[dict[str, Any]]:
     """The events of training steps."""
     return [event for event in read_events(run_folder) if event["event"] == "train"]
+
+
+def speed_figures(events: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Medians per device over the steps after warm-up, the peak of the run, and its first loss."""
+    train = [event for event in events if event["event"] == "train"]
+    steady = train[WARMUP_STEPS:]
+    return {
+        "tokens_per_second": statistics.median(event["tokens_per_second_per_device"] for event in steady),
+        "tflops": statistics.median(event["model_tflops_per_device"] for event in steady),
+        "peak_gib": events[-1]["peak_allocated_gib"] or math.nan,
+        "first_loss": train[0]["loss"],
+    }
+
+
+def teraflops_per_token(figures: Iterable[Mapping[str, Any]]) -> float:
+    """Of tools that train the same rows: a formula counts the FLOPs of a token, whoever computes them. Else nan."""
+    return next((of["tflops"] / of["tokens_per_second"] for of in figures if "tflops" in of), math.nan)
 
 
 def anonymous_bytes(pid: int) -> int:
