@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from benchmarks.image_speed import lines_of, table
-from tests.helpers.processes import ROOT
+from tests.helpers.processes import run_forked
 
 FIGURES = {"tokens_per_second": 12_000.0, "longest_step_seconds": 1.0, "peak_gib": 50.0, "first_loss": 12.0}
 RESULTS = {
@@ -35,10 +33,10 @@ def test_runs_are_compared_with_the_fastest_form_of_trl() -> None:
 @pytest.mark.slow
 def test_a_tiny_model_trains_both_ways_and_lines_that_are_there_are_not_run_again(tmp_path: Path) -> None:
     results = tmp_path / "images.jsonl"
-    command = [sys.executable, "-m", "benchmarks.image_speed", "--results", str(results), "--workloads", "tiny"]
+    command = ["-m", "benchmarks.image_speed", "--results", str(results), "--workloads", "tiny"]
     command += ["--no_peers", "--compile", "False", "--steps", "6", "--workers", "0"]
     # A process of its own: its runs are forks of it, which torch computes in only if the process has no threads.
-    first, second = (subprocess.run(command, cwd=ROOT, capture_output=True, text=True) for _ in range(2))
+    first, second = (run_forked(command) for _ in range(2))
     assert first.returncode == second.returncode == 0, first.stdout + first.stderr
     written = [json.loads(line) for line in results.read_text().splitlines()]
     assert [line["tool"] for line in written] == ["packed", "padded"]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import functools
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -189,10 +190,14 @@ def plan_of_run(run: Run) -> MemoryPlan:
         grads_on_host="offload" in run["strategy"],
     )
     memory = StepMemory(uses.model, _units(uses.base, run["strategy"]), scheme)
-    phases = {phase: peak.in_gib() for phase, peak in memory.step(uses.widest).items()}
+    phases = {phase: peak.in_gib() for phase, peak in memory.step(uses.of_width(system.padding)).items()}
+    after_forward_gib = math.nan
+    if run.measured_gib is not None:
+        typical = uses.of_width(evenly_spread(system.padding, _number(run["micro_bs"])))
+        after_forward_gib = memory.after_forward(typical, first=scheme.num_micro_batches == 1).total / GIB
     return MemoryPlan(
         phases=phases,
-        after_forward_gib=memory.after_forward(uses.typical, first=scheme.num_micro_batches == 1).total / GIB,
+        after_forward_gib=after_forward_gib,
         overhead_gib=overhead_gib(max(parts.total for parts in phases.values()), world_size),
         capacity_gib=card.memory_gib,
         host_load_gib=0.0,
@@ -208,8 +213,7 @@ class _Uses:
     model: Any
     base: Any  # without adapters
     casts_to: torch.dtype | None  # what weights are cast to before they are used
-    widest: PassBytes
-    typical: PassBytes
+    of_width: Callable[[int], PassBytes]  # by tokens of a row
 
 
 @functools.cache
@@ -232,7 +236,8 @@ def _uses(
     layers = outermost(find_layers(base))
     apply_activation_checkpointing(base, Checkpointing("full" if act_ckpt == "yes" else "off"))
 
-    def use(width: int) -> PassBytes:
+    @functools.cache
+    def of_width(width: int) -> PassBytes:
         compute, inputs = _forward(base, rows, width, system)
         capability = (8, 0) if has_flash else (7, 0)
         with computed_in(model, casts_to), KernelsOfCard(capability, answer=not system.pads_with_mask):
@@ -241,7 +246,7 @@ def _uses(
             copies = sum(p.nbytes for p in model.parameters()) if casts_to and autocasts else 0
         return replace(found, between=found.between + copies)
 
-    return _Uses(model, base, casts_to, use(system.padding), use(evenly_spread(system.padding, rows)))
+    return _Uses(model, base, casts_to, of_width)
 
 
 def _number(text: str) -> int:

@@ -162,8 +162,8 @@ def test_a_rank_that_sleeps_for_ever_is_named_and_leaves_traces(start: Start, tm
     """With torchrun in its main process, after a slow first step (code compiles there); without, in its worker."""
     plant = "if rank == '1' and num_reads == 4:\n        sleep_for_ever()"
     if torchrun:
-        plant += "\n    if rank == '1' and num_reads == 1:\n        time.sleep(6)"
-    run = start(plant, "--step_timeout_seconds", "5", "--enable_fsdp", num_workers=not torchrun, torchrun=torchrun)
+        plant += "\n    if rank == '1' and num_reads == 1:\n        time.sleep(4)"
+    run = start(plant, "--step_timeout_seconds", "3", "--enable_fsdp", num_workers=not torchrun, torchrun=torchrun)
     wait_for_step(run, tmp_path / "run", 1)
     log, (error,) = wait_for_end(run)
     traces = tmp_path / "run/traces"

@@ -19,7 +19,7 @@ from tests.helpers.image_chats import chat_processor, read_chats, save_chat_mode
 from tests.helpers.image_models import COLOURS, COUNTS, SHAPES, draw
 from tests.helpers.processes import run_command
 
-NUM_TRAIN, NUM_HELD_OUT = 2000, 200
+NUM_TRAIN, NUM_HELD_OUT = 1200, 100
 
 
 def write_questions(folder: Path, split: str, number: int, seed: int, *, swapped: bool = False) -> Path:
