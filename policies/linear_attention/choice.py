@@ -8,8 +8,11 @@ from torch import nn
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, PreTrainedConfig, PreTrainedModel
 
 from policies.linear_attention.kernels import find_kernels, missing_packages
-from policies.linear_attention.layers import packages_of, state_layers, tell_documents_apart
+from policies.linear_attention.layers import packages_against_loops, packages_of, state_layers, tell_documents_apart
 from utils.device import DeviceFacts
+
+LOOPS_WITHOUT_KERNEL = frozenset(("recurrent_gemma", "rwkv", "xlstm"))
+"""Model types whose layers transformers writes as loops over tokens, with no kernel here that takes their place."""
 
 
 def stateful_class(model_config: PreTrainedConfig) -> Any:
@@ -35,16 +38,18 @@ def why_padded(model_class: type[nn.Module], model_type: str) -> str | None:
 def why_slow_to_compile(model_config: PreTrainedConfig) -> str | None:
     """Why compiling layers of such a model takes too long, as a clause; None if it does not.
 
-    Without its kernel a delta rule is a loop over chunks of tokens, and one over those of a chunk, each turn of which
-    becomes code of its own: on an H200, 1,496 tokens of Qwen3.5-4B's shape had not compiled after 450 s (torch 2.11).
+    Each turn of a loop over tokens, or over those of a chunk, becomes code of its own. On an H200, 1,496 tokens of
+    Qwen3.5-4B's shape had not compiled after 450 s (torch 2.11); one tiny layer of FalconMamba took 172 s on a CPU for
+    rows of 32 tokens (torch 2.13).
     """
     model_class = stateful_class(model_config)
-    if "fla" not in (packages_of(model_class) or set() if model_class else set()):
+    if model_class is None:
         return None
-    missing = missing_packages(["fla"])
-    if missing is None:
-        return None
-    return f"{missing}, the loop of {model_config.model_type}'s delta rule takes many minutes to compile"
+    loop = f"the loop over tokens of {model_config.model_type} layers takes many minutes to compile"
+    if model_config.get_text_config().model_type in LOOPS_WITHOUT_KERNEL:
+        return loop
+    missing = missing_packages(packages_against_loops(model_class))
+    return missing and f"{missing}, {loop}"
 
 
 def use_offsets_in_states(model: PreTrainedModel, device: DeviceFacts, *, packed: bool) -> list[str]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import FunctionType, MethodType
 from typing import Any
 
@@ -32,6 +32,7 @@ DELTA_RULES: dict[str, Callable[..., Any]] = {
 }
 """transformers' names of them, and each by flash-linear-attention's kernels."""
 
+SCAN_OF_MAMBA_1 = "mamba_selective_scan"
 SCAN, FUSED_SCAN = "mamba2_chunk_scan", "mamba2_split_conv1d_scan_combined"
 _OF_ONE_TOKEN = {
     *("causal_conv1d_update", "torch_recurrent_gated_delta_rule", "recurrent_kimi_delta_attention"),
@@ -48,12 +49,18 @@ def state_layers(model: nn.Module) -> list[nn.Module]:
 
 def packages_of(model_class: type[nn.Module]) -> set[str] | None:
     """The packages whose kernels tell documents apart in such models; None if nothing does in one of their layers."""
-    kinds = _kinds(value for value in vars(sys.modules[model_class.__module__]).values() if inspect.isclass(value))
+    kinds = _kinds(_classes_beside(model_class))
     if not kinds:
         return None
     called = {name for kind in kinds for name in _functions_of(kind)}
     packages = {"fla"} if called & DELTA_RULES.keys() else set()
     return packages | ({"mamba_ssm", "causal_conv1d"} if SCAN in called else set())  # which the former calls
+
+
+def packages_against_loops(model_class: type[nn.Module]) -> set[str]:
+    """The packages without whose kernels layers of such models loop over tokens, or chunks of them, in Python."""
+    called = {name for kind in _classes_beside(model_class) for name in _functions_of(kind)}
+    return ({"fla"} if called & DELTA_RULES.keys() else set()) | ({"mamba_ssm"} if SCAN_OF_MAMBA_1 in called else set())
 
 
 def tell_documents_apart(layers: Iterable[nn.Module], kernels: Kernels) -> None:
@@ -96,6 +103,11 @@ def _with_functions(written: Any, own: Mapping[str, Callable[..., Any]]) -> Func
     )
     function.__kwdefaults__ = written.__kwdefaults__
     return function
+
+
+def _classes_beside(model_class: type[nn.Module]) -> Iterator[type]:
+    """The classes of the same module of transformers."""
+    return filter(inspect.isclass, vars(sys.modules[model_class.__module__]).values())
 
 
 def _kinds(classes: Iterable[type]) -> set[type] | None:

@@ -16,6 +16,7 @@ from planning.machines.planned_environment import planned_environment
 from planning.planned_run import plan_of
 from policies.compilation.choice import decide_compilation
 from policies.linear_attention import kernels
+from policies.linear_attention.choice import LOOPS_WITHOUT_KERNEL, why_slow_to_compile
 from resolving.resolved import resolve
 from tests.helpers.no_compiler import agreeing_without_compiler
 from tests.helpers.processes import ProcessGroup
@@ -67,16 +68,36 @@ def test_a_run_tries_layers_that_a_plan_takes_for_uncompiled_unless_their_family
 
 
 @pytest.mark.parametrize("is_there", [False, True])
-def test_a_delta_rule_without_its_kernel_is_not_compiled_unless_it_was_asked_for(
-    is_there: bool, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("family", "package"),
+    [
+        ("qwen3_5_text", "flash-linear-attention (pip "),
+        *((family, "mamba-ssm (see ") for family in ("mamba", "falcon_mamba", "jamba", "zamba")),
+    ],
+)
+def test_a_loop_over_tokens_without_its_kernel_is_not_compiled_unless_it_was_asked_for(
+    family: str, package: str, is_there: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(kernels, "is_there", lambda package: is_there)
-    states, default = AutoConfig.for_model("qwen3_5_text"), parse_flags(["--model_name", "m"])
+    states, default = AutoConfig.for_model(family), parse_flags(["--model_name", "m"])
     decided = decide_compilation(default, states, GPU)
     assert decided.train_config.compile is is_there
-    assert is_there or decided.notes[-1].startswith("--compile auto is False: without flash-linear-attention (pip ")
+    assert is_there or decided.notes[-1].startswith(f"--compile auto is False: without {package}")
     asked = parse_flags(["--model_name", "m", "--compile"])
     assert decide_compilation(asked, states, GPU).train_config.compile is True
+
+
+@pytest.mark.parametrize("family", sorted(LOOPS_WITHOUT_KERNEL))
+def test_a_loop_over_tokens_that_has_no_kernel_is_not_compiled(family: str) -> None:
+    decided = decide_compilation(parse_flags(["--model_name", "m"]), AutoConfig.for_model(family), GPU)
+    assert decided.train_config.compile is False
+    assert decided.notes[-1].startswith(f"--compile auto is False: the loop over tokens of {family} layers takes")
+
+
+@pytest.mark.parametrize("family", ["mamba2", "bamba", "nemotron_h", "deepseek_v4"])
+def test_states_without_a_loop_over_tokens_are_tried(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "is_there", lambda package: False)
+    assert why_slow_to_compile(AutoConfig.for_model(family)) is None
 
 
 @pytest.mark.parametrize(
