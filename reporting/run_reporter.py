@@ -69,6 +69,10 @@ class DataWait(NamedTuple):
     began: float  # by time.perf_counter
     seconds: float
 
+    def seconds_after(self, began: float) -> float:
+        """The part of the wait after `began`, until which the device computed the previous step and lost nothing."""
+        return max(0.0, self.began + self.seconds - max(self.began, began))
+
 
 class StepRecord(NamedTuple):
     """The facts of a step that are known when it has been queued."""
@@ -235,7 +239,7 @@ class RunReporter:
             "num_tokens": counts.num_tokens,
             "step_seconds": seconds,
             **self._rates(counts, seconds),
-            "data_wait_seconds": record.wait.seconds,
+            "data_wait_seconds": record.wait.seconds_after(began),
             **({"loss_scale": record.loss_scale} if scaler.active else {}),
             **self._pinning(step),
         }

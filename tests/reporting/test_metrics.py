@@ -22,6 +22,7 @@ from reporting.llama_recipes_lists import write_metrics_data
 from reporting.log_line import perplexity
 from reporting.metrics_file import MetricsFile, keep_until
 from reporting.report.run_files import read_run
+from reporting.run_reporter import DataWait
 from reporting.trackers import Trackers
 from resolving.killed import how_it_was_killed
 from tests.helpers.contract import KEYS
@@ -140,6 +141,11 @@ def test_rates_follow_from_counts_and_seconds(packed: Run, padded: Run) -> None:
         assert event["tokens_per_second_per_device"] == pytest.approx(rate / 2)
         assert 0 <= event["data_wait_seconds"] < event["step_seconds"]
         assert event["perplexity"] == pytest.approx(math.exp(event["loss"]))
+
+
+@pytest.mark.parametrize(("previous_ended", "counts"), [(9.0, 2.0), (10.5, 1.5), (12.0, 0.0), (13.0, 0.0)])
+def test_a_wait_for_data_counts_after_the_end_of_the_previous_step(previous_ended: float, counts: float) -> None:
+    assert DataWait(began=10.0, seconds=2.0).seconds_after(previous_ended) == counts
 
 
 def test_epochs_and_the_end_sum_up_the_steps(packed: Run) -> None:
