@@ -15,6 +15,7 @@ import json
 import os
 import sys
 from importlib import import_module
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -27,12 +28,13 @@ def run(script: ModuleType, request: dict[str, Any]) -> dict[str, Any]:
     """Run a command line to its end; what is told of it. Ends the process if it does not finish."""
     import torch
 
+    from benchmarks.runs.peak_watch import PeakWatch
     from benchmarks.runs.step_counters import StepCounters
 
     os.environ |= request["variables"]
     sys.argv = [SCRIPT, *request["flags"]]
     threads = torch.get_num_threads()
-    with StepCounters() as counters:
+    with StepCounters() as counters, PeakWatch(Path(request["peaks"])):
         status = script.main(request["flags"])
     if status:
         leave(status)

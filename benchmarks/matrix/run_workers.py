@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks.runs.launch import ROOT, free_port, num_parts_of, of_part
+from benchmarks.runs.peak_watch import read_peaks
 
 TORCHRUN_SECONDS = 30  # from its SIGTERM to its SIGKILL
 
@@ -25,6 +26,7 @@ class RankEnd(NamedTuple):
     status: int  # 0 finished, 2 refused, 1 failed; below 0: ended by this signal
     text: str  # what it printed
     figures: dict[str, Any]  # of benchmarks/matrix/run_worker.py; empty if it did not finish
+    peaks: dict[str, Any]  # of benchmarks/runs/peak_watch.py, however it ended; empty if it ended before the run began
 
 
 class RunWorkers:
@@ -73,12 +75,15 @@ class RunWorkers:
         deadline = time.monotonic() + limit_seconds
         self.start()
         outputs = [self.folder / f"output-{rank}" for rank in range(self.world_size)]
+        peaks = [self.folder / f"peaks-{rank}.json" for rank in range(self.world_size)]
         port = str(free_port())
         for rank, (process, output) in enumerate(zip(self._processes, outputs, strict=True)):
             output.unlink(missing_ok=True)
+            peaks[rank].unlink(missing_ok=True)
             told = by_torchrun or self.world_size > 1
             of_rank = _as_torchrun(rank, self.world_size, self.num_parts, port) if told else {}
-            request = {"flags": list(flags), "variables": of_rank | dict(variables or {}), "output": str(output)}
+            request: dict[str, Any] = {"flags": list(flags), "variables": of_rank | dict(variables or {})}
+            request |= {"output": str(output), "peaks": str(peaks[rank])}
             assert process.stdin is not None
             process.stdin.write(json.dumps(request).encode() + b"\n")
             process.stdin.flush()
@@ -88,8 +93,8 @@ class RunWorkers:
             self.close()
         texts = [output.read_text(errors="replace") if output.exists() else "" for output in outputs]
         return [
-            RankEnd(status, text, json.loads(reply or "{}"))
-            for status, text, reply in zip(statuses, texts, replies, strict=True)
+            RankEnd(status, text, json.loads(reply or "{}"), read_peaks(file))
+            for status, text, reply, file in zip(statuses, texts, replies, peaks, strict=True)
         ]
 
     def close(self) -> None:

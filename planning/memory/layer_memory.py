@@ -63,13 +63,14 @@ class _Measured:
     released: int = 0  # bytes of its input, if backward does not need it
     compiled: int | None = None  # bytes that it keeps if it is compiled
     movable: tuple[int, ...] = ()  # bytes of each storage that offloading would move
+    freed: int = 0  # bytes that the pass counts in backward, and compiled code has freed by then
 
     def use(self) -> LayerBytes:
         kept = self.end - self.start - self.released
         forward = self.forward.peak - self.start
         window = self.backward
-        backward = (window.peak if window else self.end) - self.start
-        with_grads = (window.peak_with_grads if window else self.end) - self.start
+        backward = (window.peak - self.freed if window else self.end) - self.start
+        with_grads = (window.peak_with_grads - self.freed if window else self.end) - self.start
         if self.compiled is None:
             use = LayerBytes(kept, forward, backward, with_grads)
         else:
@@ -193,6 +194,7 @@ def _forward(own: Callable[..., Any], state: _Pass) -> Callable[..., Any]:
         if hidden is not None and hidden.requires_grad and not state.has_backward:
             hidden.register_hook(lambda grad: _leave_backward(state))
         watched = state.held.watch(layer)
+        measured.freed = 0 if hidden is None else state.held.freed_early(layer, hidden.nbytes)
         if state.compiled(layer):
             followed, outputs = _follow(layer, own, args, kwargs)
             measured.compiled = sum(followed.values())

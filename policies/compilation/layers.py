@@ -12,7 +12,7 @@ import torch
 import torch._functorch.config as functorch
 from torch import nn
 
-from policies.tiling.compiled import compile_around_tiles
+from policies.tiling.compiled import AROUND_TILES, compile_around_tiles
 from policies.tiling.tiles import tiled_parts
 from utils.errors import ConfigError, RunError, in_one_line
 from utils.memory_errors import what_ran_out
@@ -134,7 +134,7 @@ def compile_layers(
     dynamic = widths_vary or None
 
     def compiled(written: Callable[..., Any]) -> Callable[..., Any]:
-        function = torch.compile(written, dynamic=dynamic)
+        function = torch.compile(written, dynamic=dynamic, options={**AROUND_TILES})
         return function if fallback is None else fallback.around(function, written)
 
     for module in (*layers, *norms):
@@ -142,7 +142,7 @@ def compile_layers(
             compile_around_tiles(module, tiled, compiled)
         if module._compiled_call_impl is not None:
             continue
-        module.compile(dynamic=dynamic)
+        module.compile(dynamic=dynamic, options={**AROUND_TILES} if tiled else None)
         call: Any = module._compiled_call_impl
         if any(parameter.requires_grad for parameter in module.parameters()):
             call = _with_gradient(call)

@@ -14,6 +14,15 @@ from policies.tiling.tiles import run_in_tiles
 Compile = Callable[[Callable[..., Any]], Callable[..., Any]]
 """torch.compile with the run's settings."""
 
+AROUND_TILES = {"allow_buffer_reuse": False}
+"""Options of inductor for layers whose rows are long enough for tiles: a buffer is freed after its last use.
+
+Otherwise inductor keeps a dead buffer for a later one of its size where its estimate of memory allows that, and the
+estimate does not know what attention's backward takes for itself: of an 8B's layer with adapters, one tensor as wide as
+the hidden states waited there, 8 KiB per token, at the fullest moment of the step. Buffers only live shorter without
+that, so no peak rises; the price is an allocation each. Empty, inductor does as it likes, and plans follow.
+"""
+
 
 def compile_around_tiles(layer: Any, tiled: Sequence[nn.Module], compile_function: Compile) -> None:
     """Compile the code of a tile, and, if the layer is recomputed as a whole, that of the layer around the tiles.

@@ -27,7 +27,7 @@ ROWS = Made(lambda compiles_slowly: matrix(compiles_slowly=compiles_slowly))
 
 
 def ends(*statuses: int, text: str = "") -> list[RankEnd]:
-    return [RankEnd(status, text if rank == 0 else "", FIGURES) for rank, status in enumerate(statuses)]
+    return [RankEnd(status, text if rank == 0 else "", FIGURES, {}) for rank, status in enumerate(statuses)]
 
 
 @pytest.mark.parametrize(

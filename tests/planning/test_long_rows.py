@@ -13,8 +13,14 @@ import pytest
 import finetuning
 from benchmarks.long_rows import plan_words, read_lines
 from benchmarks.runs.shapes import make_shape
+from utils.units import GIB
 
-MEASURED = [line for line in read_lines(Path(__file__).parent / "long_rows.csv") if not line["allocator"]]
+LINES = read_lines(Path(__file__).parent / "long_rows.csv")
+MEASURED = [line for line in LINES if not line["allocator"] and int(line["steps"]) and line["ended"] != "out of memory"]
+REUSED_UNTIL = "2026-11-27"
+"""Rows of earlier days ran with a dead tensor, as wide as hidden states, at their peak, which plans had, too
+(policies/tiling/compiled.py, `AROUND_TILES`)."""
+REUSED_BYTES = 2 * 4096  # per token of a rank, in bf16, of all shapes here
 NUM_LOOSE = 4
 """How many peaks may be more than 5 % off the plan."""
 
@@ -22,12 +28,21 @@ NUM_LOOSE = 4
 @pytest.mark.slow
 def test_plans_have_the_peaks_and_the_seconds_that_were_measured(tmp_path: Path) -> None:
     plans = {line["row"]: plan_of(line, tmp_path) for line in MEASURED}
-    peaks = {line["row"]: plans[line["row"]]["peak_gib"] / float(line["peak_gib"]) - 1 for line in MEASURED}
+    planned = {line["row"]: plans[line["row"]]["peak_gib"] + reused_gib(line) for line in MEASURED}
+    peaks = {line["row"]: planned[line["row"]] / float(line["peak_gib"]) - 1 for line in MEASURED}
     assert [row for row, apart in peaks.items() if abs(apart) > 0.1] == [], peaks
     assert sum(abs(apart) > 0.05 for apart in peaks.values()) <= NUM_LOOSE, peaks
     timed = [line for line in MEASURED if line["seconds"]]
     seconds = {line["row"]: plans[line["row"]]["seconds_per_step"] / float(line["seconds"]) - 1 for line in timed}
     assert [row for row, apart in seconds.items() if abs(apart) > 0.15] == [], seconds
+
+
+def reused_gib(line: dict[str, str]) -> float:
+    """What inductor kept for a later tensor at the peak of this row."""
+    words = line["flags"]
+    was_there = line["date"] < REUSED_UNTIL and "--compile" in words and "--tile_tokens 8192" in words
+    is_adapted = "all-linear" in words
+    return int(line["tokens"]) / int(line["sharing"]) * REUSED_BYTES / GIB if was_there and is_adapted else 0.0
 
 
 def plan_of(line: dict[str, str], folder: Path) -> dict[str, float]:

@@ -215,7 +215,11 @@ def compile_with(model: Any, backend: Any) -> None:
     torch._dynamo.reset()
     with pytest.MonkeyPatch.context() as patch:
         compile_function = torch.compile
-        patch.setattr(torch, "compile", lambda *args, **kwargs: compile_function(*args, backend=backend, **kwargs))
+
+        def compile_by(*args: Any, options: Any = None, **kwargs: Any) -> Any:  # options are inductor's
+            return compile_function(*args, backend=backend, **kwargs)
+
+        patch.setattr(torch, "compile", compile_by)
         compile_layers(find_layers(model), widths_vary=True)
 
 
