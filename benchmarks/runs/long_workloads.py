@@ -29,7 +29,7 @@ _OFFLOADED = [*QLORA_IN_TILES, *OFFLOADED]
 LONG_ROWS |= {
     "llama8b-long-262144-tiles-offloaded": Workload("llama8b-long", 1, 262144, _OFFLOADED),
     "llama8b-8layers-500000-tiles-offloaded": Workload(EIGHT, 1, 500000, _OFFLOADED),
-    # At full depth, for its peak: a step takes ten minutes, and 118 GiB of the host at the most, 27 layers' inputs 103.
+    # At full depth, for its peak alone: by plan a step takes 612 s, and 122 GiB of the host.
     "llama8b-long-500000-tiles-offloaded": Workload("llama8b-long", 1, 500000, _OFFLOADED),
     "qwen3-8b-262144-tiles-offloaded": Workload("qwen3-8b", 1, 262144, [*_OFFLOADED, *SCALED]),
     # All weights, in host memory with their states. A machine of 128 GiB has room for the inputs of 16 layers.

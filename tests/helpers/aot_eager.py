@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 import torch
 
@@ -24,6 +25,16 @@ def under_aot_eager(run: Callable[[], int | None]) -> Callable[[], int | None]:
     return partial(_run, run)
 
 
+def compile_by(backend: Any) -> Callable[..., Any]:
+    """torch.compile by this backend, without options, which are inductor's."""
+    by_torch: Any = torch.compile
+
+    def compile_function(*args: Any, options: Any = None, **kwargs: Any) -> Any:
+        return by_torch(*args, **kwargs, backend=backend)
+
+    return compile_function
+
+
 def _run(run: Callable[[], int | None]) -> int | None:
-    torch.compile = partial(torch.compile, backend="aot_eager")  # of this forked process; nn.Module.compile calls it
+    torch.compile = compile_by("aot_eager")  # of this forked process; nn.Module.compile calls it
     return run()

@@ -17,6 +17,7 @@ import finetuning
 import planning.plan_file
 import resolving.resolved
 from planning.machines.hardware import parse_hardware
+from tests.helpers.aot_eager import compile_by
 
 MISTAKES = ("computes something else", "does not compile", "fails in backward")
 SEES_SOMETHING_ELSE = "sees something else"
@@ -47,7 +48,7 @@ def _run(argv: Sequence[str], mistake: str, ranks: Sequence[int], card: str) -> 
             LlamaMLP.forward = _a_little_larger(LlamaMLP.forward)
         if mistake == SEES_SOMETHING_ELSE:
             VisionMlp.forward = _a_little_larger(VisionMlp.forward)
-    torch.compile = partial(torch.compile, backend=backend)
+    torch.compile = compile_by(backend)
     resolving.resolved.decide_compilation = _as_on_gpu(resolving.resolved.decide_compilation)
     return finetuning.main(argv, ends_process=True)
 

@@ -28,6 +28,7 @@ from policies.tiling.finding import find_token_parts, why_not_tiled
 from policies.tiling.tiles import Tiles, tile_parts, tiled_parts
 from policies.wrapping import find_layers
 from tasks.causal_lm import CausalLM
+from tests.helpers.aot_eager import compile_by
 from tests.helpers.causal_models import make_batch
 from tests.helpers.families import FAMILIES
 from tests.helpers.mixtures import mixture
@@ -214,12 +215,7 @@ def test_routers_count_each_token_once_and_their_loss_has_the_same_gradients(nam
 def compile_with(model: Any, backend: Any) -> None:
     torch._dynamo.reset()
     with pytest.MonkeyPatch.context() as patch:
-        compile_function = torch.compile
-
-        def compile_by(*args: Any, options: Any = None, **kwargs: Any) -> Any:  # options are inductor's
-            return compile_function(*args, backend=backend, **kwargs)
-
-        patch.setattr(torch, "compile", compile_by)
+        patch.setattr(torch, "compile", compile_by(backend))
         compile_layers(find_layers(model), widths_vary=True)
 
 
