@@ -53,7 +53,7 @@ class TrainState:
         """
         if rouge is None:
             return loss < self.best_eval_loss
-        return math.isfinite(loss) and (self.best_rouge is None or rouge > self.best_rouge)
+        return math.isfinite(loss) and math.isfinite(rouge) and (self.best_rouge is None or rouge > self.best_rouge)
 
     @property
     def best_score(self) -> float:

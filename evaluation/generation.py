@@ -30,7 +30,7 @@ from ranks.collectives import gather_to_all
 from ranks.environment import Environment
 from tasks.generation import GeneratingModel, GenerationSettings, PromptedAnswer
 from tasks.task import Task
-from utils.errors import ConfigError
+from utils.errors import ConfigError, TrainingError
 from utils.wording import plural
 
 NUM_SHOWN = 8  # samples of each evaluation that samples.jsonl gets
@@ -76,6 +76,9 @@ class Generation:
 
         Args:
             rounds: those of `rounds()`, or the first of them; equally many on every rank.
+
+        Raises:
+            TrainingError: on every rank, if a function of the user's fails on an answer.
         """
         mine, done = list[Answer](), list[tuple[int, ...]]()
         with generating(model, self.policies, self.env) as in_step:
@@ -89,8 +92,22 @@ class Generation:
             choices = [choice for batch in done for choice in self._choose(model, batch)]
             for answer, choice in zip(mine, choices, strict=True):
                 answer.figures["choice"] = choice
+        failure = self._score(mine)
+        if first := next(filter(None, gather_to_all(failure)), None):
+            raise first
         # Sorted by place, the first field: the order of the data, whatever the number of ranks.
         return sorted(answer for part in gather_to_all(mine) for answer in part)
+
+    def _score(self, answers: Sequence[Answer]) -> TrainingError | None:
+        """Add the figures of each answer. The error of a function of the user's is returned: all ranks must meet."""
+        for answer in answers:
+            sequence = self.sequences[int(self.samples[answer.place])]
+            prompt, _ = decoded(self.processor, self.task.prompted_answer(sequence))
+            try:
+                answer.figures.update(_figures(self.scorers, prompt, answer.reference, answer.text))
+            except ConfigError as error:
+                return TrainingError(f"{error} (of row {row_of(sequence.source_row)}: {answer.text[:80]!r})")
+        return None
 
     def _answer(self, model: nn.Module, batch: tuple[int, ...], *, in_step: bool) -> list[Answer]:
         sequences = [self.sequences[int(self.samples[place])] for place in batch]
@@ -101,8 +118,8 @@ class Generation:
             )
         answers = []
         for place, sequence, text in zip(batch, sequences, texts, strict=True):
-            prompt, reference = decoded(self.processor, self.task.prompted_answer(sequence))
-            answers.append(Answer(place, text, reference, _figures(self.scorers, prompt, reference, text)))
+            _, reference = decoded(self.processor, self.task.prompted_answer(sequence))
+            answers.append(Answer(place, text, reference, {}))
         return answers
 
     def _choose(self, model: nn.Module, batch: tuple[int, ...]) -> list[float]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -42,17 +43,42 @@ _NONE = object()
 
 def _score(validator: Any, reference: str, text: str) -> dict[str, float]:
     value, wanted = _parsed(text), _parsed(reference)
-    is_valid = value is not _NONE and (validator is None or validator.is_valid(value))
+    is_valid = value is not _NONE and (validator is None or _fits(validator, value))
     # As text: to ==, 1 is True.
     says_the_same = value is not _NONE and wanted is not _NONE and _sorted(value) == _sorted(wanted)
     return {"json_valid": 100.0 * is_valid, "json_match": 100.0 * says_the_same}
 
 
+def _fits(validator: Any, value: Any) -> bool:
+    from referencing.exceptions import Unresolvable  # optional
+
+    try:
+        return bool(validator.is_valid(value))
+    except RecursionError:
+        return False
+    except Unresolvable as error:
+        raise ConfigError(
+            f"{FLAG}: the schema refers to what is not in it ({in_one_line(error)}); put it there"
+        ) from error
+
+
 def _parsed(text: str) -> Any:
     try:
-        return json.loads(text)
+        value = json.loads(text, parse_float=_number, parse_constant=_no_number)
+        _sorted(value)  # which is as deep
+        return value
     except (ValueError, RecursionError):
         return _NONE
+
+
+def _number(text: str) -> float:
+    """The number, 1.0 as 1: JSON has one kind of numbers."""
+    number = float(text)
+    return int(number) if number.is_integer() else number
+
+
+def _no_number(name: str) -> float:
+    raise ValueError(f"{name} is not JSON")  # but Python takes it
 
 
 def _sorted(value: Any) -> str:
@@ -63,6 +89,7 @@ def _validator(file: str) -> Any:
     check_installed(FLAG, "jsonschema")
     from jsonschema.exceptions import SchemaError  # optional
     from jsonschema.validators import validator_for
+    from jsonschema_specifications import REGISTRY
 
     try:
         schema = json.loads(Path(file).expanduser().read_text(encoding="utf-8"))
@@ -70,4 +97,45 @@ def _validator(file: str) -> Any:
         kind.check_schema(schema)
     except (OSError, ValueError, SchemaError) as error:
         raise ConfigError(f"{FLAG}: {file} holds no JSON schema ({in_one_line(error)}); give another file") from error
-    return kind(schema)
+    _check_references(schema, file)
+    # Without this registry jsonschema would download what a schema refers to.
+    return kind(schema, registry=REGISTRY)
+
+
+def _check_references(schema: Any, file: str) -> None:
+    """
+    Raises:
+        ConfigError: if the schema refers to what is not in its file.
+    """
+    from jsonschema_specifications import REGISTRY  # optional, as these are
+    from referencing import Resource
+    from referencing.exceptions import Unresolvable
+    from referencing.jsonschema import DRAFT202012
+
+    if not isinstance(schema, Mapping):
+        return
+    root: Any = Resource.from_contents(schema, default_specification=DRAFT202012)
+    resolver = REGISTRY.resolver_with_root(root)
+    found = [*_values_of("$ref", schema)]
+    if any(_values_of("$id", {**schema, "$id": None})):
+        return  # references of its parts start from other places; one that leads nowhere is seen when it is followed
+    for reference in found:
+        try:
+            resolver.lookup(reference)
+        except Unresolvable as error:
+            raise ConfigError(
+                f"{FLAG}: {file} refers to {reference}, which is not in it, and nothing is downloaded; put it there, "
+                "under $defs"
+            ) from error
+
+
+def _values_of(key: str, schema: Any) -> Iterator[str]:
+    """The texts under this key, anywhere in a schema."""
+    if isinstance(schema, Mapping):
+        if isinstance(schema.get(key), str):
+            yield schema[key]
+        schema = schema.values()
+    elif not isinstance(schema, list):
+        return
+    for part in schema:
+        yield from _values_of(key, part)

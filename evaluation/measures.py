@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -70,11 +71,15 @@ def measure(answers: Sequence[Answer], measures: Sequence[Measure]) -> dict[str,
 def deciding_figure(figures: Mapping[str, float], best_metric: str, task: Task) -> float | None:
     """The figure that --best_metric names, such that higher is better; None if the loss decides.
 
+    It is minus infinity if this evaluation lacks it, as a correlation of equal numbers.
+
     Args:
         figures: of an evaluation: of the answers, and the task's own.
     """
-    if best_metric not in figures:
+    if best_metric == EVAL_LOSS:
         return None
+    if best_metric not in figures:
+        return -math.inf
     of_answers = {name: each.HIGHER_IS_BETTER for each in MEASURES for name in each.NAMES}
     # Higher is better for figures of a user's function, which are listed nowhere.
     higher = {**of_answers, **task.EVAL_FIGURES}.get(best_metric, True)

@@ -105,6 +105,8 @@ def report_evaluation(job: Job, evaluated: Evaluated, stopping: StopRequests) ->
         of_experts=of_experts,
     )
     decisive = deciding_figure(own | figures, train_config.best_metric, job.task)  # None if the loss decides
+    if decisive == -math.inf:
+        job.reporter.say(f"step {state.step}: {train_config.best_metric} is undefined, so this is not the best step")
     is_best = state.is_best(loss, decisive)
     if state.step > 0:
         state.evals_since_best = 0 if is_best else state.evals_since_best + 1
@@ -118,13 +120,21 @@ def report_evaluation(job: Job, evaluated: Evaluated, stopping: StopRequests) ->
 
 
 def _generate_answers(job: Job, stopping: StopRequests) -> list[Answer] | None:
-    """The model's answers to validation prompts, none without --eval_generate; None if a stop came first."""
+    """The model's answers to validation prompts, none without --eval_generate; None if a stop came first.
+
+    Raises:
+        TrainingError: on every rank, if a function of the user's fails on one; a checkpoint is written before.
+    """
     if job.generation is None:
         return []
     rounds = stopping.until_asked(job.watchdog.each(job.generation.rounds(), job.state.step, "generating"))
     with phase("generating"):
         bar = progress_bar("generate", rounds, total=job.generation.num_rounds, leave=False)
-        answers = job.generation.answers(job.trainable.model, bar)
+        try:
+            answers = job.generation.answers(job.trainable.model, bar)
+        except TrainingError as error:
+            stop_early(job)
+            raise TrainingError(f"{error}; --resume auto goes on from {job.saver.root}") from error
     return None if rounds.cut_short else answers
 
 

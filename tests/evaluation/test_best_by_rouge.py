@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +79,7 @@ def test_lower_loss_and_higher_rouge_are_better() -> None:
     assert state.is_best(2.0, 30.1)
     assert not state.is_best(0.1, 30.0)
     assert not state.is_best(float("nan"), 99.0)
+    assert not TrainState().is_best(0.1, -math.inf), "a figure that an evaluation lacks"
     assert TrainState.from_dict(state.to_dict()) == state
     earlier = {name: value for name, value in state.to_dict().items() if name != "best_rouge"}
     assert TrainState.from_dict(earlier).best_rouge is None

@@ -57,6 +57,29 @@ def test_drawn_answers_and_their_figures_are_those_of_any_layout(
     assert measured(tmp_path / "other")[1] != one[1]
 
 
+def test_a_function_that_fails_on_an_answer_ends_the_run_with_its_row_and_a_checkpoint(
+    tiny_model: Path, files: Path, process_group: ProcessGroup, tmp_path: Path
+) -> None:
+    """It takes the reference, with which it is tried before the run. Once mended, the run goes on by evaluating."""
+    function = tmp_path / "strict.py"
+    function.write_text(
+        "def strict(prompt, reference, answer):\n    return {reference: 1.0}[answer] and {'right': 1}\n"
+    )
+    run, given = tmp_path / "run", [*GENERATE[:-1], "--eval_metric", f"{function}:strict", "--max_train_step", "1"]
+    given += ["--context_length", "128", "--batch_size_training", "1"]
+    ended = process_group.run([*flags(tiny_model, files, run, *given), "--enable_fsdp"], 2)
+    assert [outcome.status for outcome in ended] == [1, 1]
+    (line,) = (line for line in "".join(each.stderr for each in ended).splitlines() if line.startswith("error: "))
+    assert "strict failed on an answer (KeyError: " in line
+    assert "(of row " in line
+    assert f"--resume auto goes on from {run / 'checkpoints'}" in line
+    (state,) = (json.loads(file.read_text())["state"] for file in run.glob("checkpoints/*/state.json"))
+    assert (state["step"], state["eval_due"]) == (1, True)
+    function.write_text("def strict(prompt, reference, answer):\n    return {'right': 1}\n")
+    process_group.train([*flags(tiny_model, files, run, *given), "--enable_fsdp", "--resume", "auto"], 2)
+    assert [event["right"] for event in read_metrics(run) if event["event"] == "eval"] == [1]
+
+
 def test_a_choice_is_the_likeliest_answer_of_the_set(
     tiny_model: Path, files: Path, process_group: ProcessGroup, tmp_path: Path
 ) -> None:

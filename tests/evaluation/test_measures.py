@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,9 @@ def test_an_exact_match_is_the_reference_but_for_white_space() -> None:
         ('{"a": 1}', "Sure: {}", (0, 0)),
         ("no json", "[]", (100, 0)),
         ("1", "[" * 100_000, (0, 0)),
+        ("1", "[" * 900 + "]" * 900, (100, 0)),
+        ('{"a": 1, "b": 0.5}', '{"a": 1.0, "b": 5e-1}', (100, 100)),
+        ('{"a": NaN}', '{"a": NaN}', (0, 0)),
     ],
 )
 def test_json_that_parses_and_says_the_same(reference: str, text: str, wanted: tuple[float, float]) -> None:
@@ -56,6 +60,25 @@ def test_json_that_fits_a_schema(tmp_path: Path) -> None:
     file.write_text('{"type": 3}')
     with pytest.raises(ConfigError, match=r"--eval_json_schema: .* holds no JSON schema"):
         one.make_scorer()
+
+
+@pytest.mark.parametrize("outside", ["http://example.org/other.json", "other.json#/$defs/a", "#/$defs/b"])
+def test_a_schema_that_refers_to_what_is_not_in_it_is_refused_and_nothing_is_downloaded(
+    outside: str, tmp_path: Path
+) -> None:
+    pytest.importorskip("jsonschema")
+    file = tmp_path / "schema.json"
+    one = JsonAnswers().with_settings(replace(GENERATES, eval_json_schema=str(file)))
+    parts = {"$defs": {"a": {"type": "string"}}, "type": "array"}
+    file.write_text(json.dumps({**parts, "items": {"$ref": "#/$defs/a"}}))
+    assert [figures(one, "[]", text)["json_valid"] for text in ('["x"]', "[1]")] == [100, 0]
+    file.write_text(json.dumps({**parts, "items": {"$ref": outside}}))
+    with pytest.raises(ConfigError, match=r"--eval_json_schema: .* refers to .*, which is not in it"):
+        one.make_scorer()
+    # With parts that have names of their own, it is seen when an answer needs it.
+    file.write_text(json.dumps({**parts, "items": {"$id": "http://example.org/part", "$ref": outside}}))
+    with pytest.raises(ConfigError, match=r"--eval_json_schema: the schema refers to what is not in it"):
+        figures(one, "[]", "[1]")
 
 
 def test_chrf_is_that_of_sacrebleu_over_all_answers() -> None:
@@ -139,6 +162,8 @@ def test_a_function_of_the_user_gives_numbers_by_name(functions: Path) -> None:
         answers.append(Answer(place, text, "yes, it is", found))
     assert measure(answers, chosen) == {"exact_match": 0, "shorter": 1, "asked": 1, "length": 6}
     assert deciding_figure({"length": 6.0}, "length", CausalLM()) == 6
+    assert deciding_figure({"length": 6.0}, "shorter", CausalLM()) == -math.inf, "no answer had it"
+    assert deciding_figure({"length": 6.0}, "eval_loss", CausalLM()) is None
 
 
 @pytest.mark.parametrize(
