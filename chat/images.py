@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from data.tokens.spans import BadExample
+from utils.wording import plural
 
 IMAGE = "\uffff"
 """Stands for an image in a message's text. It is not a character: no text holds it."""
@@ -85,7 +86,7 @@ class RowImages:
         values = values if isinstance(values, list) else [values]
         num_places = text.count(_PLACEHOLDER)
         if num_places not in (0, len(values)):
-            raise BadExample(f"it has {len(values)} images and {num_places} times {_PLACEHOLDER}")
+            raise BadExample(f"it has {plural(len(values), 'image')} and {num_places} times {_PLACEHOLDER}")
         self.found += map(_source, values)
         return text.replace(_PLACEHOLDER, IMAGE) if num_places else IMAGE * len(values) + text
 
@@ -110,7 +111,7 @@ class RowImages:
             images.append(value)
         if sorted(set(used)) != list(range(len(self.column))) or not all(isinstance(place, int) for place in used):
             raise BadExample(
-                f"it has {len(self.column)} images in its column, and places for {len(used)} in its turns "
+                f"it has {plural(len(self.column), 'image')} in its column, and places for {len(used)} in its turns "
                 f"({_PLACEHOLDER}, or parts of type image); give as many of one as of the other"
             )
         places = iter(used)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
@@ -31,6 +32,7 @@ ImageSource = Path | bytes | FilePart
 
 _TURNED = range(5, 9)  # values of EXIF's orientation with which width and height change places
 _ORIENTATION = 0x0112
+_HELD_BYTES = re.compile(r"<_io\.BytesIO object at \w+>|'BytesIO'")  # in Pillow's messages
 
 
 def import_pillow() -> ModuleType:
@@ -106,6 +108,7 @@ def read_size(source: ImageSource) -> Size:
     image_module = import_pillow()
     try:
         with image_module.open(_opened(source)) as image:
+            _check_numbers(image)
             width, height = image.size
             size: Size = (height, width) if _is_turned(image) else (width, height)
     except Exception as error:  # each format has its own
@@ -133,9 +136,19 @@ def open_image(source: ImageSource) -> Any:
 
     try:
         with image_module.open(_opened(source)) as image:
+            _check_numbers(image)
             return _in_8_bits(ImageOps.exif_transpose(image)).convert("RGB")
     except Exception as error:
         raise BadExample(_broken(source, error)) from error
+
+
+def _check_numbers(image: Any) -> None:
+    """
+    Raises:
+        ValueError: if pixels are fractions, which `convert` takes for 0 to 255: those from 0 to 1 would be black.
+    """
+    if image.mode == "F":
+        raise ValueError("its pixels are fractions, of an unknown range; save it with 8 or 16 bits per channel")
 
 
 def _in_8_bits(image: Any) -> Any:
@@ -178,5 +191,5 @@ def _broken(source: ImageSource, error: Exception) -> str:
     if isinstance(source, Path) and is_pointer(source):
         reason = PULL
     if not isinstance(source, Path):
-        reason = reason.replace(f"'{io.BytesIO.__name__}'", "them")
+        reason = _HELD_BYTES.sub("them", reason)
     return f"image {name_of(source)} cannot be read ({reason})"

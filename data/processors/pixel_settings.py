@@ -12,6 +12,8 @@ from typing import Any
 from configs.training import TrainConfig
 from utils.errors import ConfigError, in_one_line
 
+_OF_WEIGHTS = ("patch_size", "merge_size", "temporal_patch_size")
+
 
 def with_pixel_settings(processor: Any, train_config: TrainConfig) -> Any:
     """The processor with the sizes of images that were asked for.
@@ -21,18 +23,17 @@ def with_pixel_settings(processor: Any, train_config: TrainConfig) -> Any:
     """
     limits = {name: value for name in ("min_pixels", "max_pixels") if (value := getattr(train_config, name))}
     own = processor.image_processor
-    if limits and limits.get("min_pixels", 0) > limits.get("max_pixels", float("inf")):
-        raise ConfigError(
-            f"--min_pixels: {limits['min_pixels']} is more than max_pixels {limits['max_pixels']}; give less"
-        )
     if limits and not _has_pixel_limits(own):
         raise ConfigError(
             f"--{next(iter(limits))}: {type(own).__name__} makes images as large as its own settings say, and has no "
             f"limit of pixels; give one of these with --image_processor NAME=VALUE: {_described(own)}"
         )
+    _check_limits(limits, own)
     changed = own.to_dict()
     for pair in train_config.image_processor:
         name, equals, value = pair.partition("=")
+        if name in _OF_WEIGHTS and equals:
+            raise ConfigError(f"--image_processor: {name} is what the model's weights were made for; leave it out")
         if not equals or not _set(changed, name.split("."), value):
             raise ConfigError(
                 f"--image_processor: {pair!r} is no setting of {type(own).__name__}; it has {_described(own)}"
@@ -44,6 +45,23 @@ def with_pixel_settings(processor: Any, train_config: TrainConfig) -> Any:
         except Exception as error:  # each processor has its own
             raise ConfigError(f"--{flag}: {type(own).__name__} does not take it ({in_one_line(error)})") from error
     return processor
+
+
+def _check_limits(limits: Mapping[str, int], own: Any) -> None:
+    """
+    Raises:
+        ConfigError: if images would have more pixels at least than at most.
+    """
+    size = own.to_dict().get("size") or {}
+    saved = {"min_pixels": size.get("shortest_edge") or 0, "max_pixels": size.get("longest_edge") or float("inf")}
+    least, most = ({**saved, **limits}[name] for name in ("min_pixels", "max_pixels"))
+    if not limits or least <= most:
+        return
+    wrong, other = ("min_pixels", most) if "min_pixels" in limits else ("max_pixels", least)
+    than = f"more than max_pixels {other}" if wrong == "min_pixels" else f"less than min_pixels {other}"
+    whose = "" if len(limits) == 2 else f" of {type(own).__name__}"
+    remedy = "give less" if wrong == "min_pixels" else "give more, or --min_pixels, too"
+    raise ConfigError(f"--{wrong}: {limits[wrong]} is {than}{whose}; {remedy}")
 
 
 def _has_pixel_limits(image_processor: Any) -> bool:

@@ -15,7 +15,7 @@ from PIL import Image
 
 from configs.formats import DATASETS
 from data.dataset_functions.importing import find_dataset_function
-from data.images.opening import open_image
+from data.images.opening import open_image, read_size
 from data.images.sequences import ImageSequences, build_image_sequences
 from data.pipeline import load_sequences
 from data.processors.image_tokens import placeholders_of
@@ -186,11 +186,23 @@ def test_columns_of_other_names_are_asked_for(processor: Any, tmp_path: Path) ->
     assert_holds(processor, read(processor, table, image_column="picture", text_column="says"), captioned(3))
 
 
-@pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGBA", "CMYK", "I;16", "F"])
+@pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGBA", "CMYK", "I;16"])
 def test_an_image_of_any_mode_has_three_channels(mode: str, tmp_path: Path) -> None:
     file = tmp_path / "image.tiff"
     Image.new(mode if mode != "P" else "RGB", (6, 4)).convert(mode).save(file)
     assert (open_image(file).mode, open_image(file).size) == ("RGB", (6, 4))
+
+
+def test_fractions_are_refused_since_they_would_be_black(tmp_path: Path) -> None:
+    Image.new("F", (6, 4), 0.5).save(tmp_path / "a.tiff")
+    for read in (read_size, open_image):
+        with pytest.raises(BadExample, match=r"a\.tiff cannot be read .its pixels are fractions, of an unknown range"):
+            read(tmp_path / "a.tiff")
+
+
+def test_bytes_that_are_no_image_are_named_without_an_address_in_memory() -> None:
+    with pytest.raises(BadExample, match=r"^image of 4 bytes cannot be read .cannot identify image file them.$"):
+        open_image(b"none")
 
 
 @pytest.mark.parametrize("name", ["image.png", "image.tiff", "image.pgm"])

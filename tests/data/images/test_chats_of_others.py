@@ -289,7 +289,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     (
         "one image too few",
         answered("<image> <image>", images=["pictures/red.png"]),
-        "it has 1 images in its column, and",
+        "it has 1 image in its column, and",
     ),
     (
         "one too many",

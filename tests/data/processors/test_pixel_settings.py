@@ -62,6 +62,13 @@ def test_other_settings_by_the_names_of_the_processor() -> None:
         ("llava", {"image_processor": ("size.shortest_edge=x",)}, "is no setting of CLIPImageProcessorPil; it has"),
         ("llava", {"image_processor": ("do_resize=3",)}, "is no setting of"),
         ("qwen2_vl", {"min_pixels": 900, "max_pixels": 800}, "--min_pixels: 900 is more than max_pixels 800"),
+        ("qwen2_vl", {"max_pixels": 100}, "--max_pixels: 100 is less than min_pixels 256 of Qwen2VLImageProcessorPil"),
+        (
+            "qwen2_vl",
+            {"min_pixels": 9999},
+            "--min_pixels: 9999 is more than max_pixels 1024 of Qwen2VL",
+        ),
+        ("qwen2_vl", {"image_processor": ("patch_size=16",)}, "patch_size is what the model's weights were made for"),
         ("gemma3", {"min_pixels": 9}, "give one of these with --image_processor NAME=VALUE: size="),
     ],
 )
