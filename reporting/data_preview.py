@@ -59,7 +59,8 @@ def preview_data(
         console = Console(highlight=False)
         if train_config.show_sample:
             sample = coloured(spans) if console.is_terminal else marked(spans)
-            print_for_people("", "first training sample, what is learned of it marked:", sample, console=console)
+            what = ", what is learned of it marked" if data.train.labels_are_tokens else ""
+            print_for_people("", f"first training sample{what}:", sample, console=console)
         table = figures_table(figures)
         if table.row_count:
             print_for_people("", table, "", console=console)

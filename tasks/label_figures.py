@@ -7,6 +7,10 @@ from collections.abc import Sequence
 
 import torch
 
+FIGURES_OF_CLASSES = {"accuracy": True, "macro_f1": True}
+FIGURES_OF_NUMBERS = {"mse": False, "correlation": True}
+"""Whether higher is better."""
+
 
 def sums_of_classes(scores: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
     """fp64 [1 + 3 x classes]: texts that are all right, then for each class those that are found and right, those that
@@ -45,6 +49,7 @@ def figures_of_numbers(sums: Sequence[float], num_samples: int) -> dict[str, flo
     errors, x, y, xx, yy, xy = sums
     figures = {"mse": errors / num_samples}
     variances = (num_samples * xx - x * x, num_samples * yy - y * y)
-    if min(variances) > 1e-12 * num_samples:
+    # Of equal numbers roundings alone are left, a share of their squares.
+    if all(variance > 1e-12 * num_samples * squares for variance, squares in zip(variances, (xx, yy), strict=True)):
         figures["correlation"] = (num_samples * xy - x * y) / math.sqrt(variances[0] * variances[1])
     return figures

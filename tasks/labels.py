@@ -88,6 +88,7 @@ def read_labels(
     found = (
         set() if problem_type == "regression" else {name for value in values.values() for name in _classes_of(value)}
     )
+    _check_spelling(found)
     names = _names(found, model_config)
     # Data may give the numbers that a classifier already has for its classes.
     number_of = {name if found <= {*names} else str(number): number for number, name in enumerate(names)}
@@ -101,6 +102,7 @@ def read_labels(
     if len(kinds) == 1 and found.issuperset(names):
         shown = " and ".join(map(repr, names)) or "of no class"
         raise ConfigError(f"dataset: all texts of the training data are {shown}; there is nothing to tell apart")
+    example = json.dumps(values[written[0]], ensure_ascii=False)
     train = _numbered(data.train, labels, number_of, "train", datasets)
     evaluation = data.evaluation and _numbered(data.evaluation, labels, number_of, "validation", datasets)
     return labels, replace(
@@ -109,7 +111,7 @@ def read_labels(
         evaluation=evaluation,
         train_rows=_of(data.train_rows, train),
         eval_rows=_of(data.eval_rows, evaluation),
-        notes=(*data.notes, f"labels: {labels}"),
+        notes=(*data.notes, f"labels: {labels}; the first text's: {example}"),
     )
 
 
@@ -132,12 +134,16 @@ def _written(sequences: Sequences) -> list[bytes]:
 
 
 def _problem_type(values: Collection[Any]) -> ProblemType:
-    """Lists are several classes; numbers, one of which has a fraction, are numbers; all else is one class."""
+    """Lists are several classes; numbers, one of which has a fraction, are numbers; all else is one class.
+
+    So are numbers of which a few are missing, most of them with fractions: the row of a `nan` is named then.
+    """
     if any(isinstance(value, list) for value in values):
         return "multi_label_classification"
     numbers = [_number(value) for value in values]
-    has_fractions = any(number is not None and not number.is_integer() for number in numbers)
-    return "regression" if has_fractions and None not in numbers else "single_label_classification"
+    num_fractions = sum(number is not None and not number.is_integer() for number in numbers)
+    are_numbers = num_fractions > 0 and (None not in numbers or 2 * num_fractions > len(numbers))
+    return "regression" if are_numbers else "single_label_classification"
 
 
 def _number(value: Any) -> float | None:
@@ -158,6 +164,20 @@ def _names(found: Collection[str], model_config: PreTrainedConfig) -> tuple[str,
     if None in numbers.values():
         return tuple(sorted(found))
     return tuple(sorted(found, key=lambda name: (numbers[name], name)))
+
+
+def _check_spelling(names: Collection[str]) -> None:
+    """
+    Raises:
+        ConfigError: if two classes differ in white space around them alone, as after the commas of a CSV file.
+    """
+    seen: dict[str, str] = {}
+    for name in sorted(names):
+        if (other := seen.setdefault(name.strip(), name)) != name:
+            raise ConfigError(
+                f"dataset: the labels {other!r} and {name!r} of the training data differ in white space alone; write "
+                "them alike"
+            )
 
 
 def _has_classes(model_config: PreTrainedConfig) -> bool:

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NoReturn, cast
 
 import torch
-import torch.nn.functional as F
 import transformers
 from torch import nn
 from transformers import (
@@ -29,10 +28,19 @@ from data.tokens.encoding import LabeledTexts
 from data.tokens.labeled_texts import PairAffixes
 from tasks.causal_batches import Collator
 from tasks.flops import Cost, StepFlops, flops_per_token
-from tasks.label_figures import figures_of_classes, figures_of_numbers, sums_of_classes, sums_of_numbers
-from tasks.labels import Labels, counts_of_classes, read_labels, weights_of_classes
+from tasks.label_figures import (
+    FIGURES_OF_CLASSES,
+    FIGURES_OF_NUMBERS,
+    figures_of_classes,
+    figures_of_numbers,
+    sums_of_classes,
+    sums_of_numbers,
+)
+from tasks.label_losses import label_losses
+from tasks.labels import counts_of_classes, read_labels, weights_of_classes
 from tasks.task import BatchForm, Task
 from tasks.text_batches import TextCollator, TextMicroBatch, text_meta_batch
+from tasks.text_settings import check_settings_of_labels, check_text_settings
 from utils.errors import ConfigError
 
 CAUSAL_DESPITE_CONFIG = ("gpt_neox",)  # its config says is_decoder false, and its attention is causal
@@ -54,12 +62,7 @@ class TextClassification(Task[TextMicroBatch]):
     MEAN_OVER: ClassVar[str] = "samples"
     OWN_SETTINGS: ClassVar[tuple[str, ...]] = ("context_length", "problem_type", "class_weights")
     LENGTHS: ClassVar[Mapping[str, int]] = {"context_length": DEFAULT_CONTEXT_LENGTH}
-    EVAL_FIGURES: ClassVar[Mapping[str, bool]] = {
-        "accuracy": True,
-        "macro_f1": True,
-        "mse": False,
-        "correlation": True,
-    }
+    EVAL_FIGURES: ClassVar[Mapping[str, bool]] = FIGURES_OF_CLASSES | FIGURES_OF_NUMBERS
 
     def is_made_for(self, model_config: PreTrainedConfig) -> bool:
         """Only a model that was saved with such a head says so; every base model could get one."""
@@ -84,27 +87,7 @@ class TextClassification(Task[TextMicroBatch]):
         Raises:
             ConfigError: for the first of them.
         """
-        train = config.train_config
-        refused = {
-            "eval_generate": "nothing is generated",
-            "neftune_noise_alpha": "noise is added for answers alone",
-        }
-        for name, why in refused.items():
-            if getattr(train, name, False):
-                raise ConfigError(f"--{name}: {why} with --task {self.NAME}; leave it out")
-        if config.streams:
-            raise ConfigError(f"--task: {self.NAME} reads all labels before the first step; leave --streaming out")
-        if train.truncation == "split":
-            raise ConfigError(
-                "--truncation: split makes several samples of one text, and its label is of the whole; give right, "
-                "left, drop or error"
-            )
-        if train.use_peft and train.peft_method != "lora":
-            raise ConfigError(
-                f"--peft_method: with --task {self.NAME} the head is trained, too, next to LoRA alone; give lora"
-            )
-        if getattr(train, "loss_type", "cross_entropy") == "dft":
-            raise ConfigError(f"--loss_type: dft weighs tokens, and --task {self.NAME} learns none; leave it out")
+        check_text_settings(config, self.NAME)
 
     def packs(self, model_config: PreTrainedConfig) -> bool:
         """Whether texts may share a row: those of causal models."""
@@ -156,7 +139,7 @@ class TextClassification(Task[TextMicroBatch]):
         weights = weights_of_classes(
             train_config.class_weights, labels, lambda: counts_of_classes(data.train, len(labels.names))
         )
-        self._check_smoothing(train_config, labels)
+        check_settings_of_labels(train_config, labels)
         task = replace(self, class_weights=weights, label_smoothing=train_config.label_smoothing)
         return task, model_config, data
 
@@ -164,12 +147,6 @@ class TextClassification(Task[TextMicroBatch]):
         names = ("id2label", "label2id", "problem_type")
         pad_token_id = model_config.get_text_config().pad_token_id
         return {name: getattr(model_config, name) for name in names} | {"pad_token_id": pad_token_id}
-
-    def _check_smoothing(self, train_config: TrainConfig, labels: Labels) -> None:
-        if train_config.label_smoothing and labels.problem_type != "single_label_classification":
-            raise ConfigError(
-                f"--label_smoothing: is for one class of each text, not for {labels.problem_type}; leave it out"
-            )
 
     def make_collator(self, processor: Any, model_config: PreTrainedConfig, form: BatchForm) -> TextCollator:
         collate = Collator(
@@ -220,36 +197,23 @@ class TextClassification(Task[TextMicroBatch]):
         return scores.float()
 
     def summed_loss(self, model: nn.Module, batch: TextMicroBatch, loss_grad: float | None = None) -> torch.Tensor:
-        return self._loss_of(self.scores(model, batch), batch, smoothing=self.label_smoothing)
+        return self._summed(self.scores(model, batch), batch, self.label_smoothing)
 
     @torch.no_grad()
     def token_losses(self, model: nn.Module, batch: TextMicroBatch) -> torch.Tensor:
         """The scores of each text: trials compare them."""
         return self.scores(model, batch)[: batch.num_samples].flatten()
 
-    def _loss_of(self, scores: torch.Tensor, batch: TextMicroBatch, *, smoothing: float = 0.0) -> torch.Tensor:
-        """The sum over samples: cross-entropy, or over classes the mean binary one, or the squared error."""
-        found, wanted = scores[: batch.num_samples], batch.wanted
+    def _summed(self, scores: torch.Tensor, batch: TextMicroBatch, smoothing: float = 0.0) -> torch.Tensor:
+        losses = label_losses(scores[: batch.num_samples], batch.wanted, self.class_weights, smoothing)
         # Of a batch without texts the sum is 0, and so is its gradient.
-        nothing = 0.0 * scores.sum() if batch.num_samples == 0 else 0.0
-        if wanted.dtype == torch.int64:
-            losses = F.cross_entropy(found, wanted, reduction="none", label_smoothing=smoothing)
-            if self.class_weights:
-                losses = losses * losses.new_tensor(self.class_weights)[wanted]
-        elif wanted.dim() == 2:
-            of_classes = F.binary_cross_entropy_with_logits(found, wanted, reduction="none")
-            if self.class_weights:
-                of_classes = of_classes * of_classes.new_tensor(self.class_weights)
-            losses = of_classes.mean(-1)
-        else:
-            losses = (found[:, 0] - wanted) ** 2
-        return losses.sum() + nothing
+        return losses.sum() + (0.0 * scores.sum() if batch.num_samples == 0 else 0.0)
 
     # Evaluations
 
     def eval_sums(self, model: nn.Module, batch: TextMicroBatch) -> torch.Tensor:
         scores = self.scores(model, batch)
-        loss, found, wanted = self._loss_of(scores, batch), scores[: batch.num_samples].double(), batch.wanted
+        loss, found, wanted = self._summed(scores, batch), scores[: batch.num_samples].double(), batch.wanted
         own = (
             sums_of_numbers(found[:, 0], wanted.double())
             if wanted.dtype != torch.int64 and wanted.dim() == 1

@@ -9,11 +9,13 @@ import pytest
 import torch
 from transformers import LlamaConfig
 
+from configs.training import TrainConfig
 from data.batches.rows import make_rows
 from data.pipeline import RunData
 from data.sequences.labeled import LabeledBuilder
 from data.tokens.labeled_texts import PairAffixes
 from tasks.labels import Labels, read_labels, weights_of_classes
+from tasks.text_settings import check_settings_of_labels
 from utils.errors import ConfigError
 
 
@@ -69,6 +71,19 @@ def test_numbers_of_which_some_have_fractions_are_numbers() -> None:
     assert read([1, 2, 3], asked="regression")[0].names == ()
 
 
+def test_numbers_of_which_one_is_missing_are_no_classes() -> None:
+    for wrong in ("nan", "n/a", float("inf")):
+        with pytest.raises(ConfigError, match=r"dataset \(train\), row 3: label .* is no number"):
+            read([0.5, 1.25, wrong, 2.5])
+    labels, _ = read(["v1", "2.5", "v3"])
+    assert labels.problem_type == "single_label_classification"
+
+
+def test_labels_that_look_alike_are_refused() -> None:
+    with pytest.raises(ConfigError, match="labels ' good' and 'good' of the training data differ in white space alone"):
+        read(["good", " good", "bad"])
+
+
 def test_a_classifier_keeps_the_order_of_its_classes() -> None:
     config = LlamaConfig(id2label={0: "z", 1: "y", 2: "x"}, architectures=["LlamaForSequenceClassification"])
     assert read(["x", "z"], config=config)[0].names == ("z", "y", "x")
@@ -104,6 +119,18 @@ def test_a_classifier_keeps_the_order_of_its_classes() -> None:
 def test_labels_that_do_not_fit_are_refused(train: Any, validation: Any, asked: Any, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         read(train, validation, asked)
+
+
+def test_what_decides_must_be_a_figure_of_the_labels_kind() -> None:
+    classes, numbers = Labels("single_label_classification", ("a", "b")), Labels("regression", ())
+    for labels, metric in ((classes, "macro_f1"), (numbers, "correlation"), (numbers, "eval_loss")):
+        check_settings_of_labels(TrainConfig(model_name="m", best_metric=metric), labels)
+    for labels, metric, told in (
+        (classes, "mse", "the labels are classes, which have no mse; give accuracy or macro_f1"),
+        (numbers, "accuracy", "the labels are numbers, which have no accuracy; give mse or correlation"),
+    ):
+        with pytest.raises(ConfigError, match=f"--best_metric: {told}"):
+            check_settings_of_labels(TrainConfig(model_name="m", best_metric=metric), labels)
 
 
 def test_weights_of_classes() -> None:

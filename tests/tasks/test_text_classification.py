@@ -178,3 +178,8 @@ def test_figures_of_numbers() -> None:
     assert found["mse"] == pytest.approx(np.mean((x - y) ** 2))
     assert found["correlation"] == pytest.approx(np.corrcoef(x, y)[0, 1])
     assert "correlation" not in figures_of_numbers([1.0, 20.0, 20.0, 20.0, 20.0, 20.0], 20), "one side is constant"
+    for scale, shift in ((1e-6, 0.0), (1.0, 2020.123)):
+        near, constant = torch.from_numpy(scale * y + shift), torch.full([20], scale + shift, dtype=torch.float64)
+        sums = sums_of_numbers(torch.from_numpy(scale * x + shift), near).tolist()
+        assert figures_of_numbers(sums, 20)["correlation"] == pytest.approx(np.corrcoef(x, y)[0, 1])
+        assert "correlation" not in figures_of_numbers(sums_of_numbers(constant, near).tolist(), 20), "roundings alone"
