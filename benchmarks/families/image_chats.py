@@ -67,7 +67,7 @@ def own_loss(model_folder: Path, data: Path, adapter: Path | None = None) -> flo
         model = peft.PeftModel.from_pretrained(model, adapter)
     rows = [json.loads(line) for line in (data / "validation.jsonl").read_text().splitlines()]
     losses, counts = [], []
-    for row, sample in zip(rows, _read(processor, data), strict=True):
+    for row, sample in zip(rows, read_validation(processor, data), strict=True):
         messages = [{**turn, "content": _parts(turn["content"])} for turn in row["messages"]]
         text = processor.tokenizer.apply_chat_template(messages, chat_template=processor.chat_template, tokenize=False)
         images = {"images": [[Image.open(data / file) for file in row["images"]]]} if row["images"] else {}
@@ -80,7 +80,8 @@ def own_loss(model_folder: Path, data: Path, adapter: Path | None = None) -> flo
     return float(np.average(losses, weights=counts))
 
 
-def _read(processor: Any, data: Path) -> ImageSamples:
+def read_validation(processor: Any, data: Path) -> ImageSamples:
+    """The conversations to evaluate of a folder, as a run reads them."""
     config = DATASETS["chat_dataset"](data_path=str(data))
     model_config: Any = type("Config", (), {"get_text_config": lambda self: self})()
     train: Any = type("Train", (), {"max_text_length": 50})()

@@ -12,22 +12,14 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from PIL import Image, ImageDraw
+from PIL import Image
 from transformers import AutoModelForImageTextToText, PreTrainedTokenizerFast
 
+from benchmarks.families.image_questions import COLOURS, COUNTS, SHAPES, SIDE, draw
 from data.processors.without_videos import for_images
 from tools.make_tiny_model import make_tokenizer
 
-COLOURS = {
-    "red": (220, 30, 30),
-    "green": (30, 160, 60),
-    "blue": (40, 70, 220),
-    "yellow": (235, 215, 40),
-    "white": (245, 245, 245),
-    "purple": (140, 40, 160),
-}
-SHAPES, COUNTS = ("circle", "square", "triangle"), ("one", "two", "three")
-IMAGE_SIZE, PATCH = 32, 8
+IMAGE_SIZE, PATCH = SIDE, 8
 TEXT_SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
 VISION = TEXT_SIZES | {"intermediate_size": 48, "image_size": IMAGE_SIZE, "patch_size": PATCH}
 LLAMA = TEXT_SIZES | {"intermediate_size": 48, "num_key_value_heads": 2, "max_position_embeddings": 256}
@@ -35,23 +27,6 @@ NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 needs_num2words = pytest.mark.skipif(find_spec("num2words") is None, reason="SmolVLM's processor needs num2words")
 VIDEOS = {"video_processor_type": "Qwen2VLVideoProcessor", "max_frames": 7}
 IDS = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": None}
-
-
-def draw(count: int, colour: str, shape: str, generator: np.random.Generator) -> Image.Image:
-    """So many shapes side by side on black, each moved and sized a little at random."""
-    image = Image.new("RGB", (IMAGE_SIZE, IMAGE_SIZE))
-    canvas = ImageDraw.Draw(image)
-    for place in range(count):
-        radius = generator.uniform(3.5, 5)
-        x, y = (place + 0.5) * IMAGE_SIZE / count + generator.uniform(-0.5, 0.5), generator.uniform(8, IMAGE_SIZE - 8)
-        box = (x - radius, y - radius, x + radius, y + radius)
-        if shape == "circle":
-            canvas.ellipse(box, fill=COLOURS[colour])
-        elif shape == "square":
-            canvas.rectangle(box, fill=COLOURS[colour])
-        else:
-            canvas.polygon([(x, box[1]), (box[0], box[3]), (box[2], box[3])], fill=COLOURS[colour])
-    return image
 
 
 def captioned(number: int, seed: int = 0) -> list[tuple[Image.Image, str]]:
