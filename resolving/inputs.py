@@ -161,7 +161,7 @@ def column_notes(config: RunConfig, data: RunData) -> list[str]:
                 f"{flags[0] if flags else '--dataset: '}the weight of every label token in the training data is 0, so "
                 "nothing would be learned; give weights above 0, or leave the column out"
             )
-        notes.append(f"weights: the loss of each token is multiplied by its own, {weights.mean():.3g} on average")
+        notes.append(f"loss weights: each token's loss is multiplied by its own, {weights.mean():.3g} on average")
     if (ids := of_tokens.get(TEACHER_IDS)) is not None:
         notes.append(
             f"teacher: {share:g} of the loss is the divergence from its {ids.shape[1]} likeliest tokens "
