@@ -7,7 +7,8 @@ The peers are run by their own entry points (benchmarks/peers). --peer_path is a
 each of them (trl, torchtune, unsloth, axolotl, nemo_automodel), since they pin versions that exclude each other. All
 clip gradients at 1.0, train at one constant learning rate and without dropout. Each --ours= gives flags of
 finetuning.py, for a line of the table; empty: none. The losses of the first ten steps are compared with those of the
-row's first finetuning.py; packed rows differ from tool to tool. Clock and power are nvidia-smi's while steps run. The
+row's first finetuning.py; packed rows differ from tool to tool. Tokens of pairs are those of both texts, also if they
+share their prompt: so tokens/s compare pairs/s. Clock and power are nvidia-smi's while steps run. The
 rate of a large bf16 matrix product is measured in each call. Lines that --results holds are not run again, and a call
 begins nothing after --minutes. Machines differ by some percent, so compare lines of one machine.
 """
@@ -17,6 +18,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 import statistics
 import subprocess
 import sys
@@ -25,11 +27,14 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
+import numpy as np
 import torch
 
 from benchmarks.peers.calls import PEERS, can_run, run_peer
 from benchmarks.peers.peer_work import COMPARED_LOSSES, OUR_ADAPTER_FLAGS, OUR_FLAGS
+from benchmarks.runs import random_rows
 from benchmarks.runs.card import CardSamples
 from benchmarks.runs.measurements import WARMUP_STEPS, speed_figures, teraflops_per_token
 from benchmarks.runs.shapes import make_random_weights
@@ -105,7 +110,21 @@ def ours(
     train = [event for event in events if event["event"] == "train"]
     if len(train) <= WARMUP_STEPS:
         return {"failed": "see what it printed"}
-    return speed_figures(events) | {"losses": [event["loss"] for event in train[:COMPARED_LOSSES]]}
+    figures = speed_figures(events)
+    figures["tokens_per_second"] *= own_tokens(row, flags, steps)
+    return figures | {"losses": [event["loss"] for event in train[:COMPARED_LOSSES]]}
+
+
+def own_tokens(row: Workload, flags: Sequence[str], steps: int) -> float:
+    """The tokens of both texts of pairs for each token that finetuning.py computes; 1 for rows without pairs."""
+    if "--loss_type" not in row.flags or "--share_prompts False" in " ".join(flags):
+        return 1.0
+    with mock.patch.dict(os.environ, row.variables(steps)):
+        pairs = getattr(random_rows, row.dataset_function)(None, range(1000), "train")  # any tokens: lengths count
+    num_own = sum(len(pair["input_ids"]) for pair in pairs)
+    # The last token of a prompt is before both answers.
+    num_shared = sum(int(np.argmax(pair["labels"] != -100)) - 1 for pair in pairs)
+    return num_own / (num_own - num_shared)
 
 
 def lines_to_run(rows: Sequence[str], peers: Sequence[str], variants: Sequence[str]) -> Iterator[tuple[str, str]]:

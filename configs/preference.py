@@ -25,6 +25,7 @@ TAKEN_BY: dict[str, tuple[LossType, ...]] = {
     "simpo_gamma": ("simpo",),
     "length_normalized": ("simpo",),
     "orpo_weight": ("orpo",),
+    "share_prompts": PREFERENCE_LOSSES,
 }
 """The losses that have each setting."""
 
@@ -51,6 +52,9 @@ class PreferenceConfig:
     )
     orpo_weight: float = setting(
         0.1, "weight of the odds ratio beside the chosen answer's cross-entropy (orpo)", exclusive_minimum=0
+    )
+    share_prompts: bool = setting(
+        True, "compute the prompt of both answers once, in packed rows, if the model's attention can"
     )
 
     def beta_of(self, loss_type: LossType) -> float:

@@ -28,11 +28,13 @@ from policies.attention.packing_leaks import (
     check_row_isolates,
     check_same_alone,
 )
+from policies.attention.shared_prompts import check_shared_prompts
 from policies.building import BuiltModel
 from policies.quantization.float8 import computed_in_bf16
 from preparation.trial_rows import NUM_LOOKED_AT, tolerance_of_losses
 from ranks.environment import Environment
 from resolving.inputs import Inputs
+from tasks.preference import Preference
 from tasks.task import BatchForm
 
 
@@ -46,13 +48,26 @@ def check_packing(built: BuiltModel, inputs: Inputs, env: Environment) -> None:
         if isinstance(inputs.data.train, (ImageSequences, ImageSamples)):
             _check_images(built, inputs, images_to_try(inputs.data.train), env)
             return
+
+        def losses(rows: list[list[Any]]) -> torch.Tensor:
+            return _losses(built, inputs, env, _collated(built, inputs, rows))
+
         check_packing_isolates(
             built.model,
-            lambda rows: _losses(built, inputs, env, _collated(built, inputs, rows)),
+            losses,
             vocab_size=inputs.vocab_size,
             row_length=inputs.resolved.context_length,
             device_type=env.device.type,
         )
+        task = inputs.resolved.task
+        if isinstance(task, Preference) and task.shares_prompts:
+            check_shared_prompts(
+                built.model,
+                losses,
+                vocab_size=inputs.vocab_size,
+                row_length=inputs.resolved.context_length,
+                tolerance=tolerance_of_losses(inputs.resolved, env),
+            )
 
 
 def _check_images(built: BuiltModel, inputs: Inputs, row: TriedRow, env: Environment) -> None:

@@ -31,8 +31,10 @@ from ranks.environment import Environment
 from resolving.batches_and_steps import batch_layout, with_batches
 from resolving.beginning import Beginning
 from resolving.lengths import resolve_lengths, scale_positions
+from resolving.shared_prompts import with_shared_prompts
 from resolving.sizes import check_model_sizes
 from tasks.finding import find_task, settings_of_task
+from tasks.preference import Preference
 from tasks.task import Task
 from utils.compat import caps_scores, import_bitsandbytes_without_inductor
 from utils.wording import plural
@@ -170,6 +172,7 @@ def resolve(
     lengths, length_notes = resolve_lengths(config.train_config, config.prefix_config, model_config, task.LENGTHS)
     lengths, share_notes = lengths_to_share(lengths, context, asked=config.train_config.context_length)
     check_model_sizes(config, model_config, lengths[0], env)
+    task, prompt_notes = with_shared_prompts(task, config, model_config, precision, env.device_facts, lengths[0])
     flash_4, flash_notes = find_flash_attention_4(
         device,
         precision,
@@ -215,6 +218,7 @@ def resolve(
             *flash_notes,
             *save_notes,
             *router_notes,
+            *prompt_notes,
         ),
         saved_dtype=saved_dtype,
         chose_to_compile=chose_to_compile,
@@ -235,7 +239,10 @@ def _attention_kinds(train: TrainConfig, task: Task, model_config: PreTrainedCon
     prefixed = train.use_peft and train.peft_method == "prefix"  # in a cache, which takes masks
     is_text = task.packs(model_config) and not task.READS_IMAGES
     is_asked = is_text and train.use_fast_kernels is not False and not (prefixed or caps_scores(model_config))
-    return attention_kinds(model_config, packed=train.batching_strategy == "packing") if is_asked else set()
+    kinds = attention_kinds(model_config, packed=train.batching_strategy == "packing") if is_asked else set()
+    if isinstance(task, Preference) and task.shares_prompts:
+        kinds |= {kind._replace(shares_keys=True) for kind in kinds if kind.packed}
+    return kinds
 
 
 def with_choice(

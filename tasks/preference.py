@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar, cast
 
@@ -22,7 +22,7 @@ from tasks.causal_batches import CausalMicroBatch, causal_meta_batch
 from tasks.causal_lm import CausalLM
 from tasks.generation import PromptedAnswer
 from tasks.micro_batch import meta_ids
-from tasks.pair_batches import PairCollator, PairMicroBatch, rows_of_pairs, texts_of
+from tasks.pair_batches import PairCollator, PairMicroBatch, keys_of, rows_of_pairs, texts_of
 from tasks.preference_losses import PreferenceLoss, Preferences
 from tasks.task import BatchForm
 
@@ -42,6 +42,7 @@ class Preference(CausalLM):
     }
 
     loss: PreferenceLoss | None = None  # of the run; None: nothing is trained, as in tools
+    shares_prompts: bool = False  # both answers of a pair read one prompt (`resolving.shared_prompts`)
 
     @property
     def needs_reference(self) -> bool:
@@ -57,11 +58,15 @@ class Preference(CausalLM):
     def make_reading(
         self, processor: Any, model_config: PreTrainedConfig, train_config: TrainConfig, lengths: Sequence[int]
     ) -> Reading:
-        return Reading(ONE_TEXT, build_pairs)
+        return Reading(ONE_TEXT, partial(build_pairs, shares_prompts=self.shares_prompts))
 
     def make_collator(self, processor: Any, model_config: PreTrainedConfig, form: BatchForm) -> Any:
-        collate = super().make_collator(processor, model_config, form)
-        return PairCollator(collate)
+        if self.shares_prompts:
+            form = replace(form, offsets="all")
+        return PairCollator(super().make_collator(processor, model_config, form), self.shares_prompts)
+
+    def model_inputs(self, batch: CausalMicroBatch) -> dict[str, Any]:
+        return super().model_inputs(batch) | keys_of(_pairs(batch))
 
     def shortened(self, sequence: TokenSequence, num_tokens: int, num_labels: int) -> TokenSequence:
         """A part of the chosen answer's sequence, by itself."""

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from data.batches.counts import causal_pairs, pairs_of_each
+from data.batches.counts import pairs_of_each
 from data.batches.rows import Rows
-from data.sequences.tokenized import Sequences
 
 
 def row_counts(rows: Rows) -> np.ndarray:
@@ -18,11 +17,5 @@ def row_counts(rows: Rows) -> np.ndarray:
         encoder, decoder, cross = pairs_of_each(lengths, targets)
         columns = [labels, lengths + targets, encoder, targets, decoder, cross]
     else:
-        columns = [labels, lengths, _attended_pairs(sequences), *[np.zeros_like(lengths)] * 3]
+        columns = [labels, lengths, sequences.num_attended_pairs, *[np.zeros_like(lengths)] * 3]
     return np.add.reduceat(np.stack(columns, axis=1)[rows.indices], rows.offsets[:-1], axis=0)
-
-
-def _attended_pairs(sequences: Sequences) -> np.ndarray:
-    """(query, key) pairs of causal attention in each sequence, int64 [sequences]."""
-    pairs: np.ndarray = np.sum([causal_pairs(lengths.astype(np.int64)) for lengths in sequences.text_lengths], axis=0)
-    return pairs

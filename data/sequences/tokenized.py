@@ -10,6 +10,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 
+from data.batches.counts import causal_pairs
 from data.sequences.token_columns import TEACHER_IDS, TokenArrays
 from data.tokens.labels import IGNORE_INDEX
 from data.tokens.spans import MaskWay
@@ -139,6 +140,12 @@ class Sequences:
     def text_lengths(self) -> tuple[np.ndarray, ...]:
         """Tokens of each sequence's texts, which do not see each other, int64 [sequences] each: here it is one."""
         return (self.lengths,)
+
+    @property
+    def num_attended_pairs(self) -> np.ndarray:
+        """(query, key) pairs of causal attention in each sequence, int64 [sequences]."""
+        pairs: np.ndarray = np.sum([causal_pairs(lengths.astype(np.int64)) for lengths in self.text_lengths], axis=0)
+        return pairs
 
     @property
     def content(self) -> tuple[np.ndarray, ...]:

@@ -213,6 +213,16 @@ def rows_that_need_offsets(model: PreTrainedModel, row_length: int, *, packed: b
     return "all" if packed and _window_cuts(model, row_length) and not has_sinks(model.config) else "shared"
 
 
+def what_hinders_shared_keys(model: PreTrainedModel) -> str | None:
+    """Why a sequence of a packed row cannot see the start of another one with this model, whose attention is chosen;
+    as a clause, and None if it can (`policies.attention.shared_keys`)."""
+    if state_layers(model):
+        return f"{type(model).__name__} passes a state from token to token"
+    if not goes_by_offsets(model.config.get_text_config()._attn_implementation):
+        return f"the attention of {type(model).__name__} takes masks here"
+    return None
+
+
 def attention_with_masks(model: PreTrainedModel) -> str:
     """The name of the attention that a model generates with: by masks, which our attention by offsets has none of."""
     return "eager" if has_sinks(model.config) else "sdpa"

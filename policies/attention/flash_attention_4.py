@@ -12,7 +12,7 @@ purpose; torch 2.11 reads fewer outputs than they have since.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from importlib.util import find_spec
 from typing import Any, NamedTuple
 
@@ -40,6 +40,7 @@ class AttentionKind(NamedTuple):
     window: int  # tokens before its own that a query sees, or NO_WINDOW
     packed: bool
     has_sinks: bool = False  # policies/attention/sinks.py
+    shares_keys: bool = False  # sequences of a packed row begin with tokens of others (policies/attention/shared_keys)
 
 
 def attention_kinds(model_config: PreTrainedConfig, *, packed: bool) -> set[AttentionKind]:
@@ -93,23 +94,28 @@ def find_flash_attention_4(
 def _distance_to_torch(kind: AttentionKind, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
     """The largest relative distance, of outputs and gradients, to attention in fp32; NaN if one is."""
     lengths = (350, 3, 31) if kind.packed else (192, 192)  # tokens: more than a block of the kernel
-    offsets = torch.tensor([0, *lengths], device=device).cumsum(0, dtype=torch.int32)
+    key_lengths = (350, 203, 31) if kind.shares_keys else lengths
+    offsets, key_offsets = (
+        torch.tensor([0, *of], device=device).cumsum(0, dtype=torch.int32) for of in (lengths, key_lengths)
+    )
     generator = torch.Generator(device).manual_seed(0)
-    heads = (kind.num_heads, kind.num_key_heads, kind.num_key_heads, kind.num_heads)
     *leaves, probe = (
-        torch.randn(sum(lengths), number, kind.head_dim, device=device, dtype=dtype, generator=generator)
-        for number in heads
+        torch.randn(sum(of), number, kind.head_dim, device=device, dtype=dtype, generator=generator)
+        for of, number in zip(
+            (lengths, key_lengths, key_lengths, lengths),
+            (kind.num_heads, kind.num_key_heads, kind.num_key_heads, kind.num_heads),
+            strict=True,
+        )
     )
     if kind.has_sinks:  # of the size that the sums of a row have, or they would not show
         leaves.append(4 + torch.randn(kind.num_heads, device=device, dtype=dtype, generator=generator))
-    rows = torch.bucketize(torch.arange(sum(lengths), device=device), offsets, right=True)
-    mask = (rows[:, None] == rows).tril()
-    mask = mask if kind.window == NO_WINDOW else mask.triu(-kind.window)
+    mask = _visible_keys(offsets, key_offsets, kind.window)
 
     def by_flash_4(*inputs: torch.Tensor) -> torch.Tensor:
         options: dict[str, Any] = {"window": kind.window, "sinks": inputs[3] if kind.has_sinks else None}
         if kind.packed:
-            return flash_attention_4(*inputs[:3], cu_seqlens=offsets, max_length=max(lengths), **options)
+            options |= {"cu_seqlens": offsets, "max_length": max(lengths), "of_keys": (key_offsets, max(key_lengths))}
+            return flash_attention_4(*inputs[:3], **options)
         query, key, value = (tensor.unflatten(0, (2, -1)) for tensor in inputs[:3])
         return flash_attention_4(query, key, value, **options).flatten(0, 1)
 
@@ -133,6 +139,18 @@ def _distance_to_torch(kind: AttentionKind, device: torch.device, dtype: torch.d
     return torch.stack(distances).max()  # Python's max would pass over NaN
 
 
+def _visible_keys(offsets: torch.Tensor, key_offsets: torch.Tensor, window: int) -> torch.Tensor:
+    """Which keys each query sees, bool [queries, keys]. The last query of a sequence is at its last key."""
+    sequences, from_end = [], []
+    for of in (offsets, key_offsets):
+        places = torch.arange(int(of[-1]), device=of.device)
+        sequences.append(torch.bucketize(places, of, right=True))
+        from_end.append(of[sequences[-1]] - places)
+    before = from_end[1] - from_end[0][:, None]  # how many tokens a key is before the query
+    visible = (sequences[0][:, None] == sequences[1]) & (before >= 0)
+    return visible if window == NO_WINDOW else visible & (before <= window)
+
+
 def flash_attention_4(
     query: torch.Tensor,
     key: torch.Tensor,
@@ -140,6 +158,7 @@ def flash_attention_4(
     *,
     cu_seqlens: torch.Tensor | None = None,
     max_length: int | None = None,
+    of_keys: tuple[torch.Tensor, int] | None = None,
     scale: float | None = None,
     window: int = NO_WINDOW,
     sinks: torch.Tensor | None = None,
@@ -151,6 +170,7 @@ def flash_attention_4(
             fewer heads.
         cu_seqlens: int32 [sequences + 1], where each sequence begins, and where the last ends.
         max_length: tokens of the longest sequence.
+        of_keys: the same two of keys and values, if sequences have more of them: the last query is at the last key.
         window: how many tokens before its own a query sees.
         sinks: [heads] (policies/attention/sinks.py).
 
@@ -158,7 +178,8 @@ def flash_attention_4(
         As the query.
     """
     scale = query.shape[-1] ** -0.5 if scale is None else scale
-    output: torch.Tensor = attend(query, key, value, cu_seqlens, max_length, scale, window, sinks)[0]
+    offsets = (cu_seqlens, max_length)
+    output: torch.Tensor = attend(query, key, value, *offsets, *(of_keys or offsets), scale, window, sinks)[0]
     return output
 
 
@@ -169,6 +190,8 @@ def attend(
     value: torch.Tensor,
     cu_seqlens: torch.Tensor | None,
     max_length: int | None,
+    cu_seqlens_k: torch.Tensor | None,
+    max_length_k: int | None,
     scale: float,
     window: int,
     sinks: torch.Tensor | None,
@@ -176,8 +199,9 @@ def attend(
     """The output, and fp32 [batch, heads, seq] or [heads, tokens]: the logarithm of each query's sum."""
     from flash_attn.cute.interface import _flash_attn_fwd
 
+    offsets = (cu_seqlens, cu_seqlens_k, max_length, max_length_k)
     output, log_sums, *_ = _flash_attn_fwd(
-        query, key, value, **_options(cu_seqlens, max_length, scale, window, sinks), return_lse=True
+        query, key, value, **_options(*offsets, scale, window, sinks), return_lse=True
     )
     return output, log_sums
 
@@ -198,7 +222,9 @@ def attend_backward(
     output: torch.Tensor,
     log_sums: torch.Tensor,
     cu_seqlens: torch.Tensor | None,
+    cu_seqlens_k: torch.Tensor | None,
     max_length: int | None,
+    max_length_k: int | None,
     scale: float,
     window: int,
     sinks: torch.Tensor | None,
@@ -213,7 +239,7 @@ def attend_backward(
         output,
         grad.contiguous(),
         log_sums,
-        **_options(cu_seqlens, max_length, scale, window, sinks),
+        **_options(cu_seqlens, cu_seqlens_k, max_length, max_length_k, scale, window, sinks),
         deterministic=torch.are_deterministic_algorithms_enabled(),
     )
     return of_query, of_key, of_value, query.new_empty(0) if sinks is None else of_sinks[0]
@@ -229,50 +255,77 @@ def _(
 
 
 def _options(
-    cu_seqlens: torch.Tensor | None, max_length: int | None, scale: float, window: int, sinks: torch.Tensor | None
+    cu_seqlens: torch.Tensor | None,
+    cu_seqlens_k: torch.Tensor | None,
+    max_length: int | None,
+    max_length_k: int | None,
+    scale: float,
+    window: int,
+    sinks: torch.Tensor | None,
 ) -> dict[str, Any]:
     """The arguments that forward and backward share."""
     options: dict[str, Any] = {"softmax_scale": scale, "causal": True}
     if window != NO_WINDOW:
         options |= {"window_size_left": window, "window_size_right": 0}
     if cu_seqlens is not None:
-        options |= dict.fromkeys(("cu_seqlens_q", "cu_seqlens_k"), cu_seqlens)
-        options |= dict.fromkeys(("max_seqlen_q", "max_seqlen_k"), max_length)
+        options |= {"cu_seqlens_q": cu_seqlens, "cu_seqlens_k": cu_seqlens_k}
+        options |= {"max_seqlen_q": max_length, "max_seqlen_k": max_length_k}
     if sinks is not None:
         options["learnable_sink"] = sinks
     return options
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
-    query, key, value, cu_seqlens, *ctx.options, sinks = inputs
-    ctx.save_for_backward(query, key, value, *output, cu_seqlens, sinks)
+    query, key, value, cu_seqlens, max_length, cu_seqlens_k, max_length_k, scale, window, sinks = inputs
+    ctx.save_for_backward(query, key, value, *output, cu_seqlens, cu_seqlens_k, sinks)
+    ctx.options = max_length, max_length_k, scale, window
 
 
 def _backward(ctx: Any, grad: torch.Tensor, _: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
     *tensors, sinks = ctx.saved_tensors
     *of_heads, of_sinks = attend_backward(grad, *tensors, *ctx.options, sinks)
-    return *of_heads, None, None, None, None, None if sinks is None else of_sinks
+    return *of_heads, *[None] * 6, None if sinks is None else of_sinks
 
 
 attend.register_autograd(_backward, setup_context=_keep)
 
 
-def shapes_of_sequences(query: torch.Tensor, cu_seqlens: torch.Tensor | None) -> list[tuple[int, ...]]:
-    """[batch, heads, seq, head_dim] of all, or of each sequence. Grouped heads cost what all heads would."""
-    if cu_seqlens is None:
-        return [(query.shape[0], query.shape[2], query.shape[1], query.shape[3])]
-    return [(1, query.shape[1], length, query.shape[2]) for length in cu_seqlens.diff().tolist()]
+def flops_of_sequences(
+    flops: Callable[..., int],
+    query: torch.Tensor,
+    cu_seqlens: torch.Tensor | None,
+    cu_seqlens_k: torch.Tensor | None,
+) -> int:
+    """FLOPs of causal attention of all, or of each sequence. Grouped heads cost what all heads would.
+
+    Half of what torch counts without causality is left out (reporting/flop_counter.py), of queries and their own keys.
+
+    Args:
+        flops: of attention without causality, by the shapes [batch, heads, seq, head_dim] of queries, keys and values.
+    """
+    if cu_seqlens is None or cu_seqlens_k is None:
+        batch, length, heads, size = query.shape
+        sequences = [(batch, length, length)]
+    else:
+        _, heads, size = query.shape
+        sequences = [(1, *of) for of in zip(cu_seqlens.diff().tolist(), cu_seqlens_k.diff().tolist(), strict=True)]
+    total = 0
+    for batch, queries, keys in sequences:
+        own, seen = (batch, heads, queries, size), (batch, heads, keys, size)
+        total += flops(own, seen, seen) - flops(own, own, own) // 2
+    return total
 
 
-# Half of what torch counts of attention without causality: the other half is left out (reporting/flop_counter.py).
+def backward_flop_count(query: Any, key: Any, value: Any) -> int:
+    """FLOPs of attention's backward without causality, by the shapes of forward."""
+    return sdpa_backward_flop_count(query, query, key, value)
+
+
 @register_flop_formula(torch.ops.flash_attention_4.attend, get_raw=True)
-def _(query: torch.Tensor, key: Any, value: Any, cu_seqlens: torch.Tensor | None, *args: Any, **kwargs: Any) -> int:
-    return sum(sdpa_flop_count(shape, shape, shape) // 2 for shape in shapes_of_sequences(query, cu_seqlens))
+def _(query: torch.Tensor, *args: Any, **kwargs: Any) -> int:
+    return flops_of_sequences(sdpa_flop_count, query, args[2], args[4])
 
 
 @register_flop_formula(torch.ops.flash_attention_4.attend_backward, get_raw=True)
 def _(grad: torch.Tensor, *args: Any, **kwargs: Any) -> int:
-    cu_seqlens = args[5]
-    return sum(
-        sdpa_backward_flop_count(shape, shape, shape, shape) // 2 for shape in shapes_of_sequences(grad, cu_seqlens)
-    )
+    return flops_of_sequences(backward_flop_count, grad, args[5], args[6])

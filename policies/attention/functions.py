@@ -7,7 +7,7 @@ them.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -16,10 +16,41 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from policies.attention.each_sequence import attention_of_each_sequence
 from policies.attention.flash_attention_4 import NO_WINDOW, flash_attention_4
+from policies.attention.shared_keys import copy_keys
 from policies.attention.sinks import attention_with_sinks
 from utils.compat import GROUPED_HEADS
 
 UNSUPPORTED = ("softcap", "position_bias", "cache")  # arguments that a model may pass and flash does not take
+
+
+class Keys(NamedTuple):
+    """Keys of sequences end to end, of which some may be copies of another sequence's."""
+
+    key: torch.Tensor  # [keys, heads, head_dim]
+    value: torch.Tensor
+    cu_seqlens: torch.Tensor  # int32 [sequences + 1], where those of each sequence begin, and where the last end
+    max_length: int  # of a sequence
+
+    @classmethod
+    def of(
+        cls,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        own: tuple[torch.Tensor, int],
+        shared: dict[str, Any],
+    ) -> Keys:
+        """The keys that these sequences see.
+
+        Args:
+            key, value: of each token, [tokens, heads, head_dim].
+            own: offsets and most keys if each token's key is its sequence's alone.
+            shared: the arguments of `tasks.pair_batches.keys_of`, if any; they are taken out.
+        """
+        places, copies = (shared.pop(name, None) for name in ("key_places", "key_copies"))
+        offsets, longest = (shared.pop(name, None) for name in ("cu_seq_lens_k", "max_length_k"))
+        if places is None:
+            return cls(key, value, *own)
+        return cls(copy_keys(key, places, copies), copy_keys(value, places, copies), offsets, longest)
 
 
 def attention_by_offsets(
@@ -47,6 +78,7 @@ def attention_by_offsets(
         cu_seq_lens_q: int32 [sequences + 1], where each begins in the flattened [batch x seq], and where the last ends.
         max_length_q: tokens of the longest sequence.
         s_aux: [heads], the sinks (policies/attention/sinks.py). Then batches without offsets are served alike.
+        kwargs: the keys of sequences that share some (`tasks.pair_batches.keys_of`), and what else a model passes.
 
     Returns:
         [batch, seq, heads, head_dim], and no attention weights.
@@ -55,7 +87,8 @@ def attention_by_offsets(
         raise ValueError("attention by offsets takes no cache")
     if s_aux is not None and not query.is_meta:  # a plan counts SDPA's kernels instead, which keep the same
         _check_options(attention_mask, dropout, kwargs)
-        return _with_sinks(query, key, value, s_aux, scaling, sliding_window, cu_seq_lens_q, max_length_q), None
+        sequences = (cu_seq_lens_q, max_length_q)
+        return _with_sinks(query, key, value, s_aux, scaling, sliding_window, sequences, kwargs), None
     if cu_seq_lens_q is None:
         has_values = type(query) is torch.Tensor and not query.is_meta  # unlike a plan's; SDPA's kernels keep the same
         is_cut = has_values and sliding_window is not None and key.shape[2] > sliding_window
@@ -68,14 +101,16 @@ def attention_by_offsets(
     rows, _, length, _ = query.shape
     query, key, value = (tensor.transpose(1, 2).flatten(0, 1) for tensor in (query, key, value))
     kernel: Callable[..., Any] = attention_of_each_sequence if query.is_cpu else varlen_attn
+    assert max_length_q is not None, "offsets come with the longest sequence"
+    keys = Keys.of(key, value, (cu_seq_lens_q, max_length_q), kwargs)
     output = kernel(
         query,
-        key,
-        value,
+        keys.key,
+        keys.value,
         cu_seq_lens_q,
-        cu_seq_lens_q,
+        keys.cu_seqlens,
         max_length_q,
-        max_length_q,
+        keys.max_length,
         scale=scaling,
         window_size=(_tokens_before(sliding_window), 0),
         **GROUPED_HEADS,
@@ -102,16 +137,20 @@ def _with_sinks(
     sinks: torch.Tensor,
     scale: float | None,
     sliding_window: int | None,
-    cu_seqlens: torch.Tensor | None,
-    max_length: int | None,
+    sequences: tuple[torch.Tensor | None, int | None],
+    shared: dict[str, Any],
 ) -> torch.Tensor:
     """[batch, seq, heads, head_dim]. Without offsets each row is a sequence: SDPA has no sinks."""
     rows, _, length, _ = query.shape
+    cu_seqlens, max_length = sequences
     if cu_seqlens is None or max_length is None:
         cu_seqlens, max_length = _rows_as_sequences(query)
     query, key, value = (tensor.transpose(1, 2).flatten(0, 1) for tensor in (query, key, value))
+    keys = Keys.of(key, value, (cu_seqlens, max_length), shared)
     window = _tokens_before(sliding_window)
-    output = attention_with_sinks(query, key, value, sinks, cu_seqlens, max_length, scale=scale, window=window)
+    output = attention_with_sinks(
+        query, keys.key, keys.value, sinks, cu_seqlens, max_length, keys[2:], scale=scale, window=window
+    )
     return output.unflatten(0, (rows, length))
 
 
@@ -149,7 +188,17 @@ def attention_by_flash_4(
         return flash_attention_4(query, key, value, scale=scaling, window=window, sinks=s_aux), None
     rows = query.shape[:2]
     query, key, value = (tensor.flatten(0, 1) for tensor in (query, key, value))
+    assert max_length_q is not None, "offsets come with the longest sequence"
+    keys = Keys.of(key, value, (cu_seq_lens_q, max_length_q), kwargs)
     output = flash_attention_4(
-        query, key, value, cu_seqlens=cu_seq_lens_q, max_length=max_length_q, scale=scaling, window=window, sinks=s_aux
+        query,
+        keys.key,
+        keys.value,
+        cu_seqlens=cu_seq_lens_q,
+        max_length=max_length_q,
+        of_keys=keys[2:],
+        scale=scaling,
+        window=window,
+        sinks=s_aux,
     )
     return output.unflatten(0, rows), None

@@ -58,11 +58,11 @@ def check_packing_isolates(
     """
     generator = np.random.default_rng(0)
     lengths = _document_lengths(min(row_length, _trial_length(model, device_type)))
-    first, second, third = (_documents(generator, vocab_size, length) for length in lengths)
+    first, second, third = (documents(generator, vocab_size, length) for length in lengths)
     tried = TriedRow(
-        [_without_labels(ids, 0) for ids in first],
+        [without_labels(ids, 0) for ids in first],
         TokenSequence(second[0], second[0], 1),
-        [_without_labels(ids, 2) for ids in third],
+        [without_labels(ids, 2) for ids in third],
     )
     check_row_isolates(model, token_losses_of, tried)
 
@@ -144,12 +144,12 @@ def _document_lengths(row_length: int) -> tuple[int, int, int]:
     return max(1, row_length - second - third), second, third
 
 
-def _documents(generator: np.random.Generator, vocab_size: int, length: int) -> np.ndarray:
+def documents(generator: np.random.Generator, vocab_size: int, length: int) -> np.ndarray:
     """A document, and others to put in its place that differ from it in every token: int32 [1 + NUM_TRIES, length]."""
     drawn = generator.integers(0, vocab_size, (1, length))
     shifts = generator.integers(1, max(2, vocab_size), (NUM_TRIES, length))
     return np.concatenate([drawn, (drawn + shifts) % vocab_size]).astype(np.int32)
 
 
-def _without_labels(ids: np.ndarray, source_row: int) -> TokenSequence:
+def without_labels(ids: np.ndarray, source_row: int) -> TokenSequence:
     return TokenSequence(ids, np.full_like(ids, IGNORE_INDEX), source_row)

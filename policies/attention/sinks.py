@@ -20,10 +20,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.utils.flop_counter import register_flop_formula, sdpa_backward_flop_count, sdpa_flop_count
+from torch.utils.flop_counter import register_flop_formula, sdpa_flop_count
 
 from policies.attention.each_sequence import flash_backward, flash_forward
-from policies.attention.flash_attention_4 import NO_WINDOW, shapes_of_sequences
+from policies.attention.flash_attention_4 import NO_WINDOW, backward_flop_count, flops_of_sequences
 
 _aten = torch.ops.aten
 
@@ -35,6 +35,7 @@ def attention_with_sinks(
     sinks: torch.Tensor,
     cu_seqlens: torch.Tensor,
     max_length: int,
+    of_keys: tuple[torch.Tensor, int] | None = None,
     *,
     scale: float | None = None,
     window: int = NO_WINDOW,
@@ -46,13 +47,15 @@ def attention_with_sinks(
         sinks: [heads].
         cu_seqlens: int32 [sequences + 1], where each sequence begins, and where the last ends.
         max_length: tokens of the longest sequence.
+        of_keys: the same two of keys and values, if sequences have more of them: the last query is at the last key.
         window: how many tokens before its own a query sees.
 
     Returns:
         As the query.
     """
     scale = query.shape[-1] ** -0.5 if scale is None else scale
-    output: torch.Tensor = attend(query, key, value, sinks, cu_seqlens, max_length, scale, window)[0]
+    keys = of_keys or (cu_seqlens, max_length)
+    output: torch.Tensor = attend(query, key, value, sinks, cu_seqlens, max_length, *keys, scale, window)[0]
     return output
 
 
@@ -64,14 +67,16 @@ def attend(
     sinks: torch.Tensor,
     cu_seqlens: torch.Tensor,
     max_length: int,
+    cu_seqlens_k: torch.Tensor,
+    max_length_k: int,
     scale: float,
     window: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The output, and fp32 [heads, tokens]: the logarithm of each query's sum, both with the sinks."""
     if query.is_cpu:
-        output, log_sums = flash_forward(query, key, value, cu_seqlens, scale, window)
+        output, log_sums = flash_forward(query, key, value, cu_seqlens, cu_seqlens_k, scale, window)
     else:
-        sequences = (cu_seqlens, cu_seqlens, max_length, max_length)
+        sequences = (cu_seqlens, cu_seqlens_k, max_length, max_length_k)
         output, log_sums, *_ = _aten._flash_attention_forward(
             query, key, value, *sequences, 0.0, window == NO_WINDOW, False, **_options(scale, window)
         )
@@ -94,15 +99,17 @@ def attend_backward(
     output: torch.Tensor,
     log_sums: torch.Tensor,
     cu_seqlens: torch.Tensor,
+    cu_seqlens_k: torch.Tensor,
     max_length: int,
+    max_length_k: int,
     scale: float,
     window: int,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """The gradients of query, key and value."""
     heads = (query, key, value, output, log_sums)
     if query.is_cpu:
-        return flash_backward(grad, *heads, cu_seqlens, scale, window)
-    sequences = (cu_seqlens, cu_seqlens, max_length, max_length)
+        return flash_backward(grad, *heads, cu_seqlens, cu_seqlens_k, scale, window)
+    sequences = (cu_seqlens, cu_seqlens_k, max_length, max_length_k)
     # For dropout, which there is none of: the state of its random numbers, and an unused one.
     random = (torch.zeros(2, dtype=torch.uint64, device=query.device), torch.empty(0, device=query.device))
     of_query, of_key, of_value = _aten._flash_attention_backward(
@@ -123,16 +130,17 @@ def _options(scale: float, window: int) -> dict[str, Any]:
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
-    query, key, value, sinks, cu_seqlens, *ctx.options = inputs
-    ctx.save_for_backward(query, key, value, *output, sinks, cu_seqlens)
+    query, key, value, sinks, cu_seqlens, max_length, cu_seqlens_k, max_length_k, scale, window = inputs
+    ctx.save_for_backward(query, key, value, *output, sinks, cu_seqlens, cu_seqlens_k)
+    ctx.options = max_length, max_length_k, scale, window
 
 
 def _backward(ctx: Any, grad: torch.Tensor, _: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-    *heads, sinks, cu_seqlens = ctx.saved_tensors
+    *heads, sinks, cu_seqlens, cu_seqlens_k = ctx.saved_tensors
     output, log_sums = heads[3:]
-    of_heads = attend_backward(grad, *heads, cu_seqlens, *ctx.options)
+    of_heads = attend_backward(grad, *heads, cu_seqlens, cu_seqlens_k, *ctx.options)
     of_sinks = gradient_of_sinks(grad, output, log_sums, sinks) if ctx.needs_input_grad[3] else None
-    return *of_heads, of_sinks, None, None, None, None
+    return *of_heads, of_sinks, *[None] * 6
 
 
 attend.register_autograd(_backward, setup_context=_keep)
@@ -153,15 +161,11 @@ def gradient_of_sinks(
     return -(shares * products.T).sum(1).to(sinks.dtype)
 
 
-# Half of what torch counts of attention without causality: the other half is left out (reporting/flop_counter.py).
 @register_flop_formula(torch.ops.varlen_attn_with_sinks.attend, get_raw=True)
-def _(
-    query: torch.Tensor, key: Any, value: Any, sinks: Any, cu_seqlens: torch.Tensor, *args: Any, **kwargs: Any
-) -> int:
-    return sum(sdpa_flop_count(shape, shape, shape) // 2 for shape in shapes_of_sequences(query, cu_seqlens))
+def _(query: torch.Tensor, *args: Any, **kwargs: Any) -> int:
+    return flops_of_sequences(sdpa_flop_count, query, args[3], args[5])
 
 
 @register_flop_formula(torch.ops.varlen_attn_with_sinks.attend_backward, get_raw=True)
 def _(grad: torch.Tensor, *args: Any, **kwargs: Any) -> int:
-    shapes = shapes_of_sequences(grad, args[5])
-    return sum(sdpa_backward_flop_count(shape, shape, shape, shape) // 2 for shape in shapes)
+    return flops_of_sequences(backward_flop_count, grad, args[5], args[6])

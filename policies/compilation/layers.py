@@ -29,9 +29,9 @@ All layers share transformers' function around their forward, and graphs differ 
 (whose input may need no gradient), each kind of batch, and for training and evaluation. T5 had 8 after two steps.
 """
 
-OFFSETS_OF_ROWS = r".*(cu_seq_lens|max_length)_[qk]"
+OFFSETS_OF_ROWS = r".*((cu_seq_lens|max_length)_[qk]|key_places)"
 """The arguments of a layer, as a pattern, that differ from batch to batch of packed rows: how many sequences it holds,
-and the longest. One graph serves them all."""
+the longest, and the keys of sequences that share some. One graph serves them all."""
 
 
 class EagerFallback:

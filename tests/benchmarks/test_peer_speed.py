@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.peer_speed import CEILING, lines_to_run, main, same_work, table
+from benchmarks.peer_speed import CEILING, lines_to_run, main, own_tokens, same_work, table
 from benchmarks.peer_speed import ROWS as OF_ROWS
 from benchmarks.peers.calls import work_of
 from benchmarks.peers.peer_work import PeerWork, parse_work
@@ -43,6 +43,13 @@ def test_lines_that_are_there_are_not_run_again(tmp_path: Path, capsys: pytest.C
     assert "| P6 | finetuning.py | not run yet |" in printed
     assert "| P6 | TRL + Liger | not run yet |" in printed
     assert "| P6 | torchtune |" not in printed
+
+
+def test_tokens_of_pairs_are_those_of_both_texts_though_they_share_their_prompt() -> None:
+    row = WORKLOADS[OF_ROWS["P8"]]  # texts of 1,024 tokens, half of them prompt
+    assert own_tokens(row, [], 12) == 2048 / (2048 - 511)
+    assert own_tokens(row, ["--share_prompts", "False"], 12) == 1
+    assert own_tokens(WORKLOADS[OF_ROWS["P4"]], [], 12) == 1
 
 
 def test_a_peer_is_asked_for_what_the_row_trains() -> None:

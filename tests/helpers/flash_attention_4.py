@@ -84,8 +84,17 @@ class StandIn:
         max_seqlen_k: int | None = None,
     ) -> tuple[torch.Tensor, ...]:
         """Scores [..., heads, seq, seq], and keys and values [..., heads, seq, head_dim], of all query heads."""
-        places = torch.arange(q.shape[-3])
-        before = places[:, None] - places  # how many tokens a key is before the query
+        places, key_places = torch.arange(q.shape[-3]), torch.arange(k.shape[-3])
+        before = places[:, None] - key_places  # how many tokens a key is before the query
+        if cu_seqlens_q is not None:
+            assert (q.dim(), cu_seqlens_q.dtype, cu_seqlens_k.dtype) == (3, torch.int32, torch.int32)  # type: ignore[union-attr]
+            assert (max_seqlen_q, max_seqlen_k) == tuple(int(of.diff().max()) for of in (cu_seqlens_q, cu_seqlens_k))  # type: ignore[union-attr]
+            document, of_key = (
+                torch.bucketize(at, of, right=True)  # type: ignore[arg-type]
+                for at, of in ((places, cu_seqlens_q), (key_places, cu_seqlens_k))
+            )
+            # The last query of a document is at its last key.
+            before = (cu_seqlens_k[of_key] - key_places) - (cu_seqlens_q[document] - places)[:, None]  # type: ignore[index]
         right = 0 if causal else window_size_right
         visible = torch.ones_like(before, dtype=torch.bool)
         if window_size_left is not None:
@@ -93,11 +102,7 @@ class StandIn:
         if right is not None:
             visible &= before >= -right
         if cu_seqlens_q is not None:
-            assert (q.dim(), cu_seqlens_q.dtype) == (3, torch.int32)
-            assert torch.equal(cu_seqlens_q, cu_seqlens_k)
-            assert max_seqlen_q == max_seqlen_k == int(cu_seqlens_q.diff().max())
-            document = torch.bucketize(places, cu_seqlens_q, right=True)
-            visible &= document[:, None] == document
+            visible &= document[:, None] == of_key
         queries, keys, values = (tensor.float().transpose(-3, -2) for tensor in (q, k, v))
         group = queries.shape[-3] // keys.shape[-3]
         keys, values = (tensor.repeat_interleave(group, -3) for tensor in (keys, values))

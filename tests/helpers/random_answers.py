@@ -38,6 +38,11 @@ def texts_of(row: dict[str, list[int]]) -> list[tuple[list[int], list[int]]]:
     return [(row["input_ids"][part], row["labels"][part]) for part in (slice(cut), slice(cut, None))]
 
 
+def prompt_length(row: dict[str, list[int]]) -> int:
+    """The tokens before the first answer."""
+    return next(place for place, label in enumerate(row["labels"]) if label != -100)
+
+
 def scores_of(model: Any, row: dict[str, list[int]]) -> tuple[Scores, tuple[int, int]]:
     """The log-probabilities of both answers, and their tokens."""
     scores, lengths = [], []
@@ -62,6 +67,8 @@ def train_plainly(model: Any, loss_of: PairLoss, *, batching: str, num_steps: in
     with torch.no_grad():
         before = [scores_of(model, pair)[0] for pair in pairs]
     lengths = [len(pair["input_ids"]) for pair in pairs]
+    if batching == "packing":  # the prompt is there once, and its last token again before the rejected answer
+        lengths = [length - prompt_length(pair) + 1 for length, pair in zip(lengths, pairs, strict=True)]
     rows = pack_best_fit(lengths, CONTEXT_LENGTH) if batching == "packing" else [[index] for index in range(len(pairs))]
     results = []
     for step in range(num_steps):

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from data.batches.mixing import join_sequences
+from data.batches.padding import PaddedWidth
 from data.batches.row_counts import row_counts
 from data.batches.rows import make_rows
-from data.sequences.pairs import AnswerPairs, build_pairs
+from data.sequences.pairs import AnswerPair, AnswerPairs, build_pairs
 from data.sequences.tokenized import checksum
 from tasks.causal_batches import Collator
 from tasks.pair_batches import PairCollator
@@ -91,6 +92,69 @@ def test_pairs_of_several_files_are_joined_and_differ_by_where_their_texts_begin
     assert texts(joined, 1) == texts(parts[1])
     moved = AnswerPairs(**{**vars(joined), "chosen_lengths": joined.chosen_lengths - 1})
     assert checksum([moved]) != checksum([joined])
+
+
+@pytest.mark.parametrize("prompts", [[7, 1, 2], [1, 1], [6, 3]], ids=str)
+def test_a_shared_prompt_is_there_once_and_its_last_token_before_each_answer(prompts: list[int]) -> None:
+    rows = [row(prompt, 3, 2) for prompt in prompts]
+    whole = build_pairs(rows, name="x", context_length=12)
+    shared = build_pairs(rows, name="x", context_length=12, shares_prompts=True)
+    assert [texts(shared, index) for index in range(len(rows))] == [texts(whole, index) for index in range(len(rows))]
+    for index, pair in enumerate(shared):
+        assert isinstance(pair, AnswerPair)
+        learned = [text.labels.tolist() for text in pair.texts]
+        assert learned == [text.labels.tolist() for text in whole[index].texts]
+        assert [len(part.input_ids) for part in pair.parts] == [len(pair.texts[0].input_ids), 3]
+    assert (shared.lengths + shared.shared_lengths).tolist() == whole.lengths.tolist()
+    assert (shared.num_truncated, shared.num_tokens_cut) == (whole.num_truncated, whole.num_tokens_cut)
+    saved = int(shared.shared_lengths.sum())
+    assert shared.describe("train")[-1:] == (
+        [f"train: the answers of a pair share their prompt: {saved / whole.lengths.sum():.0%} of all tokens less"]
+        if saved
+        else []
+    )
+
+
+def test_no_more_is_shared_than_both_prompts_begin_with() -> None:
+    alike, other, longer = row(5, 1, 1), row(5, 1, 1), row(4, 1, 1)
+    other["input_ids"][6 + 2] = 77
+    longer["input_ids"][9:9] = [88]
+    longer["labels"][9:9] = [-100]
+    longer["sample_lengths"][1] += 1
+    same = row(3, 2, 2)
+    same["input_ids"] = [10, 11, 12, 100, 100, 10, 11, 12, 100, 200]  # answers that begin alike are not shared
+    pairs = build_pairs([alike, other, longer, same], name="x", context_length=64, shares_prompts=True)
+    assert pairs.shared_lengths.tolist() == [4, 1, 3, 2]
+
+
+def test_queries_of_a_rejected_answer_attend_to_its_whole_prompt() -> None:
+    rows = [row(5, 1, 3), row(2, 4, 1)]
+    for shares_prompts, wanted in ((False, (6, 8, 6, 3)), (True, (6, 8, 6, 3))):
+        pairs = build_pairs(rows, name="x", context_length=64, shares_prompts=shares_prompts)
+        packed = make_rows(pairs, batching_strategy="packing", context_length=64)
+        batch = PairCollator(Collator(True, 0, offsets="all"), shares_prompts)([packed[0]])
+        skipped = (4, 1) if shares_prompts else (0, 0)  # queries of the rejected text that are those of the chosen one
+        total = sum(length * (length + 1) // 2 for length in wanted)
+        total -= sum(length * (length + 1) // 2 for length in skipped)
+        assert row_counts(packed)[:, 2].tolist() == [total]
+        assert (batch.num_attended_pairs, batch.num_tokens) == (total, 23 - sum(skipped))
+
+
+def test_a_batch_names_the_key_of_each_place_and_the_positions_go_on_from_the_prompt() -> None:
+    pairs = build_pairs([row(3, 1, 2)], name="x", context_length=64, shares_prompts=True)
+    batch = PairCollator(Collator(True, 0, width=PaddedWidth(8, 64), offsets="all", num_rows=2), True)([[pairs[0]]])
+    assert batch.input_ids[0].tolist() == [10, 11, 12, 100, 12, 200, 200, 0]
+    assert batch.position_ids is not None
+    assert batch.position_ids[0].tolist() == [0, 1, 2, 3, 2, 3, 4, 0]
+    assert batch.cu_seqlens is not None
+    assert batch.cu_seqlens_k is not None
+    assert batch.key_places is not None
+    assert batch.key_copies is not None
+    assert (batch.cu_seqlens.tolist(), batch.max_seqlen) == ([0, 4, 7, 8, 16], 8)
+    assert (batch.cu_seqlens_k.tolist(), batch.max_seqlen_k) == ([0, 4, 9, 10, 18], 8)
+    assert batch.key_places.tolist() == [0, 1, 2, 3, 0, 1, 4, 5, 6, *range(7, 16)]
+    assert batch.key_copies.tolist() == [[0, 1, 2, 3, *range(6, 18)], [4, 5, *[-1] * 14]]
+    assert (batch.targets.tolist(), batch.answers.tolist()) == ([100, 200, 200], [0, 1, 1])
 
 
 @pytest.mark.parametrize("packing", [True, False])

@@ -1,0 +1,60 @@
+"""Whether both answers of a pair share their prompt in the rows of a run, which packing has to know."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from transformers import PreTrainedConfig
+
+from configs.run import RunConfig
+from policies.attention.choice import choose_attention, what_hinders_shared_keys
+from policies.loading import build_model
+from policies.mixed_precision import Precision
+from tasks.preference import Preference
+from tasks.task import Task
+from utils.device import DeviceFacts
+from utils.errors import ConfigError
+
+
+def with_shared_prompts(
+    task: Task,
+    config: RunConfig,
+    model_config: PreTrainedConfig,
+    precision: Precision,
+    device: DeviceFacts,
+    row_length: int,
+) -> tuple[Task, list[str]]:
+    """The task, with prompts that pairs share if rows are packed and the model's attention can; and lines to print.
+
+    Raises:
+        ConfigError: if that was asked for, and is not possible.
+    """
+    if not isinstance(task, Preference) or not config.preference_config.share_prompts:
+        return task, []
+    reason = _what_hinders(task, config, model_config, precision, device, row_length)
+    if reason is None:
+        return replace(task, shares_prompts=True), []
+    if config.was_given("preference_config.share_prompts"):
+        raise ConfigError(f"--share_prompts: {reason}; leave it out")
+    is_packed = config.train_config.batching_strategy == "packing"
+    return task, [f"pairs: each answer has a prompt of its own: {reason}"] if is_packed else []
+
+
+def _what_hinders(
+    task: Preference,
+    config: RunConfig,
+    model_config: PreTrainedConfig,
+    precision: Precision,
+    device: DeviceFacts,
+    row_length: int,
+) -> str | None:
+    """Why prompts cannot be shared, as a clause; None if they can."""
+    train = config.train_config
+    if train.batching_strategy != "packing":
+        return "under --batching_strategy padding each answer has a row to itself"
+    if train.use_peft and train.peft_method == "prefix":
+        return "a prefix is in a cache"
+    # Without weights, so that it takes neither memory nor, but for a fraction of a second, time.
+    model = build_model(train, model_config, task.AUTO_MODEL, precision.storage_dtype)
+    choose_attention(model, train, precision, device, row_length)
+    return what_hinders_shared_keys(model)
