@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from data.batches.counts import pairs_of_each
+from data.batches.counts import causal_pairs, pairs_of_each
 from data.batches.rows import Rows
+from data.sequences.tokenized import Sequences
 
 
 def row_counts(rows: Rows) -> np.ndarray:
@@ -17,5 +18,14 @@ def row_counts(rows: Rows) -> np.ndarray:
         encoder, decoder, cross = pairs_of_each(lengths, targets)
         columns = [labels, lengths + targets, encoder, targets, decoder, cross]
     else:
-        columns = [labels, lengths, sequences.num_attended_pairs, *[np.zeros_like(lengths)] * 3]
+        columns = [labels, lengths, _attended_pairs(sequences), *[np.zeros_like(lengths)] * 3]
     return np.add.reduceat(np.stack(columns, axis=1)[rows.indices], rows.offsets[:-1], axis=0)
+
+
+def _attended_pairs(sequences: Sequences) -> np.ndarray:
+    """(query, key) pairs of causal attention in each sequence, int64 [sequences]."""
+    texts = [lengths.astype(np.int64) for lengths in sequences.text_lengths]
+    pairs: np.ndarray = (
+        np.sum([causal_pairs(lengths) for lengths in texts], axis=0) + sequences.shared_lengths * texts[-1]
+    )
+    return pairs

@@ -76,10 +76,6 @@ class AnswerPairs(Sequences):
         return self.chosen_lengths, self.lengths - self.chosen_lengths
 
     @property
-    def num_attended_pairs(self) -> np.ndarray:
-        return super().num_attended_pairs + self.shared_lengths * self.text_lengths[1]
-
-    @property
     def content(self) -> tuple[np.ndarray, ...]:
         return *super().content, self.chosen_lengths, *(() if self.num_shared is None else (self.num_shared,))
 

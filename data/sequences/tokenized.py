@@ -10,7 +10,6 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 
-from data.batches.counts import causal_pairs
 from data.sequences.token_columns import TEACHER_IDS, TokenArrays
 from data.tokens.labels import IGNORE_INDEX
 from data.tokens.spans import MaskWay
@@ -142,10 +141,9 @@ class Sequences:
         return (self.lengths,)
 
     @property
-    def num_attended_pairs(self) -> np.ndarray:
-        """(query, key) pairs of causal attention in each sequence, int64 [sequences]."""
-        pairs: np.ndarray = np.sum([causal_pairs(lengths.astype(np.int64)) for lengths in self.text_lengths], axis=0)
-        return pairs
+    def shared_lengths(self) -> np.ndarray:
+        """Tokens that the last of its texts has before its own, as those of the first one, int64 [sequences]."""
+        return np.zeros(len(self), dtype=np.int64)
 
     @property
     def content(self) -> tuple[np.ndarray, ...]:

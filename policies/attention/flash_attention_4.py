@@ -109,7 +109,7 @@ def _distance_to_torch(kind: AttentionKind, device: torch.device, dtype: torch.d
     )
     if kind.has_sinks:  # of the size that the sums of a row have, or they would not show
         leaves.append(4 + torch.randn(kind.num_heads, device=device, dtype=dtype, generator=generator))
-    mask = _visible_keys(offsets, key_offsets, kind.window)
+    mask = visible_keys(offsets, key_offsets, kind.window)
 
     def by_flash_4(*inputs: torch.Tensor) -> torch.Tensor:
         options: dict[str, Any] = {"window": kind.window, "sinks": inputs[3] if kind.has_sinks else None}
@@ -139,7 +139,7 @@ def _distance_to_torch(kind: AttentionKind, device: torch.device, dtype: torch.d
     return torch.stack(distances).max()  # Python's max would pass over NaN
 
 
-def _visible_keys(offsets: torch.Tensor, key_offsets: torch.Tensor, window: int) -> torch.Tensor:
+def visible_keys(offsets: torch.Tensor, key_offsets: torch.Tensor, window: int) -> torch.Tensor:
     """Which keys each query sees, bool [queries, keys]. The last query of a sequence is at its last key."""
     sequences, from_end = [], []
     for of in (offsets, key_offsets):
@@ -178,8 +178,9 @@ def flash_attention_4(
         As the query.
     """
     scale = query.shape[-1] ** -0.5 if scale is None else scale
-    offsets = (cu_seqlens, max_length)
-    output: torch.Tensor = attend(query, key, value, *offsets, *(of_keys or offsets), scale, window, sinks)[0]
+    cu_seqlens_k, max_length_k = of_keys or (cu_seqlens, max_length)
+    offsets = (cu_seqlens, cu_seqlens_k, max_length, max_length_k)
+    output: torch.Tensor = attend(query, key, value, *offsets, scale, window, sinks)[0]
     return output
 
 
@@ -189,8 +190,8 @@ def attend(
     key: torch.Tensor,
     value: torch.Tensor,
     cu_seqlens: torch.Tensor | None,
-    max_length: int | None,
     cu_seqlens_k: torch.Tensor | None,
+    max_length: int | None,
     max_length_k: int | None,
     scale: float,
     window: int,
@@ -276,9 +277,8 @@ def _options(
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
-    query, key, value, cu_seqlens, max_length, cu_seqlens_k, max_length_k, scale, window, sinks = inputs
+    query, key, value, cu_seqlens, cu_seqlens_k, *ctx.options, sinks = inputs
     ctx.save_for_backward(query, key, value, *output, cu_seqlens, cu_seqlens_k, sinks)
-    ctx.options = max_length, max_length_k, scale, window
 
 
 def _backward(ctx: Any, grad: torch.Tensor, _: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
@@ -323,7 +323,7 @@ def backward_flop_count(query: Any, key: Any, value: Any) -> int:
 
 @register_flop_formula(torch.ops.flash_attention_4.attend, get_raw=True)
 def _(query: torch.Tensor, *args: Any, **kwargs: Any) -> int:
-    return flops_of_sequences(sdpa_flop_count, query, args[2], args[4])
+    return flops_of_sequences(sdpa_flop_count, query, args[2], args[3])
 
 
 @register_flop_formula(torch.ops.flash_attention_4.attend_backward, get_raw=True)

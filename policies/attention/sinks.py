@@ -54,8 +54,9 @@ def attention_with_sinks(
         As the query.
     """
     scale = query.shape[-1] ** -0.5 if scale is None else scale
-    keys = of_keys or (cu_seqlens, max_length)
-    output: torch.Tensor = attend(query, key, value, sinks, cu_seqlens, max_length, *keys, scale, window)[0]
+    cu_seqlens_k, max_length_k = of_keys or (cu_seqlens, max_length)
+    offsets = (cu_seqlens, cu_seqlens_k, max_length, max_length_k)
+    output: torch.Tensor = attend(query, key, value, sinks, *offsets, scale, window)[0]
     return output
 
 
@@ -66,8 +67,8 @@ def attend(
     value: torch.Tensor,
     sinks: torch.Tensor,
     cu_seqlens: torch.Tensor,
-    max_length: int,
     cu_seqlens_k: torch.Tensor,
+    max_length: int,
     max_length_k: int,
     scale: float,
     window: int,
@@ -130,9 +131,8 @@ def _options(scale: float, window: int) -> dict[str, Any]:
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
-    query, key, value, sinks, cu_seqlens, max_length, cu_seqlens_k, max_length_k, scale, window = inputs
+    query, key, value, sinks, cu_seqlens, cu_seqlens_k, *ctx.options = inputs
     ctx.save_for_backward(query, key, value, *output, sinks, cu_seqlens, cu_seqlens_k)
-    ctx.options = max_length, max_length_k, scale, window
 
 
 def _backward(ctx: Any, grad: torch.Tensor, _: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
@@ -163,7 +163,7 @@ def gradient_of_sinks(
 
 @register_flop_formula(torch.ops.varlen_attn_with_sinks.attend, get_raw=True)
 def _(query: torch.Tensor, *args: Any, **kwargs: Any) -> int:
-    return flops_of_sequences(sdpa_flop_count, query, args[3], args[5])
+    return flops_of_sequences(sdpa_flop_count, query, args[3], args[4])
 
 
 @register_flop_formula(torch.ops.varlen_attn_with_sinks.attend_backward, get_raw=True)

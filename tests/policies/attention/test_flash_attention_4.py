@@ -164,10 +164,11 @@ def test_its_operators_are_what_torch_asks_of_operators(
     """Shapes, strides and dtypes for the compiler, autograd and traces with symbols are those of the real results."""
     tensors = [tensor.transpose(1, 2).detach() for tensor in make_heads()]
     sinks = torch.randn(4, requires_grad=True) if has_sinks else None
-    options: tuple[Any, ...] = (None, None, 0.3, window, sinks)
+    options: tuple[Any, ...] = (None, None, None, None, 0.3, window, sinks)
     if offsets is not None:
         tensors = [tensor.flatten(0, 1) for tensor in tensors]
-        options = (torch.tensor(offsets, dtype=torch.int32), 12, 0.3, window, sinks)
+        cu_seqlens = torch.tensor(offsets, dtype=torch.int32)
+        options = (cu_seqlens, cu_seqlens.clone(), 12, 12, 0.3, window, sinks)
     inputs = [tensor.requires_grad_() for tensor in tensors]
     torch.library.opcheck(flash.attend, (*inputs, *options))
     with torch.no_grad():

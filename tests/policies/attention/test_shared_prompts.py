@@ -8,15 +8,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 from torch._dynamo.backends.registry import lookup_backend
+from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 from configs.preference import PreferenceConfig
 from data.batches.padding import PaddedWidth
 from data.sequences.pairs import AnswerPair, AnswerPairs, build_pairs
 from policies.attention.choice import BY_OFFSETS
-from policies.attention.functions import attention_by_offsets
+from policies.attention.flash_attention_4 import NO_WINDOW, visible_keys
+from policies.attention.functions import attention_by_flash_4, attention_by_offsets
 from policies.attention.shared_keys import copy_keys
 from policies.attention.shared_prompts import check_shared_prompts
 from policies.attention.sinks import attention_with_sinks
@@ -27,6 +30,7 @@ from tasks.micro_batch import offsets_of
 from tasks.pair_batches import PairCollator, keys_of
 from tasks.preference import Preference
 from tasks.preference_losses import PreferenceLoss
+from tests.helpers.flash_attention_4 import has_kernels
 from tests.helpers.packed_models import CONFIGS, make_model
 from utils.errors import ConfigError
 
@@ -34,9 +38,9 @@ LENGTHS = ((7, 3, 4), (1, 2, 9), (2, 5, 1), (20, 3, 3), (33, 1, 1), (12, 8, 2))
 """Tokens of prompt, chosen and rejected answer; a window of 6 tokens ends in some prompts."""
 
 
-def random_pairs(*, shares_prompts: bool) -> AnswerPairs:
+def random_pairs(*, shares_prompts: bool, times: int = 1) -> AnswerPairs:
     generator, rows = np.random.default_rng(0), []
-    for prompt_length, *of_answers in LENGTHS:
+    for prompt_length, *of_answers in (times * np.array(LENGTHS)).tolist():
         prompt = generator.integers(3, 60, prompt_length).tolist()
         answers = [generator.integers(3, 60, length).tolist() for length in of_answers]
         rows.append(
@@ -46,7 +50,7 @@ def random_pairs(*, shares_prompts: bool) -> AnswerPairs:
                 "sample_lengths": [len(prompt) + len(answer) for answer in answers],
             }
         )
-    return build_pairs(rows, name="random", context_length=128, shares_prompts=shares_prompts)
+    return build_pairs(rows, name="random", context_length=128 * times, shares_prompts=shares_prompts)
 
 
 def losses_and_gradients(name: str, batches: list[list[list[int]]], *, shares_prompts: bool) -> tuple[Any, Any]:
@@ -124,6 +128,49 @@ def test_flops_count_the_prompt_of_the_rejected_answer_as_keys_alone() -> None:
         attention_with_sinks(query, key, value, torch.zeros(4), offsets, 6, (of_keys, 8)).sum().backward()
     pairs = 6 * 6 / 2 + 4 * 4 + 4 * 4 / 2
     assert counter.get_total_flops() == (2 + 5) * 2 * 4 * 8 * pairs
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="the kernels are a GPU's")
+@pytest.mark.parametrize("compiled", [False, True], ids=["", "compiled"])
+@pytest.mark.parametrize("window", [None, 100], ids=["", "in windows"])
+@pytest.mark.parametrize("kernel", ["torch", "flash-attn-4"])
+def test_on_a_gpu_kernels_take_more_keys_than_queries_forward_backward_and_recomputed(
+    kernel: str, window: int | None, compiled: bool
+) -> None:
+    if kernel == "flash-attn-4" and not has_kernels():
+        pytest.skip("needs flash-attn-4, and a Hopper or Blackwell GPU")
+    pairs = random_pairs(shares_prompts=True, times=20)
+    collate = PairCollator(Collator(True, 0, width=PaddedWidth(2048, 2048), offsets="all"), True)
+    attention = attention_by_offsets if kernel == "torch" else attention_by_flash_4
+
+    def attend(*heads: torch.Tensor, **keys: Any) -> torch.Tensor:
+        def compute(*heads: torch.Tensor) -> torch.Tensor:
+            return attention(nn.Module(), *(2 * each for each in heads), None, sliding_window=window, **keys)[0]
+
+        output: torch.Tensor = checkpoint(compute, *heads, use_reentrant=False)
+        return output
+
+    torch._dynamo.reset()
+    function = torch.compile(attend, fullgraph=True) if compiled else attend
+    torch.manual_seed(0)
+    heads = [torch.randn(1, number, 2048, 128, device="cuda", requires_grad=True) for number in (8, 2, 2)]
+    with torch.compiler.config.patch(dynamic_sources=OFFSETS_OF_ROWS):
+        for row in ([0, 3], [5, 1, 2]):
+            batch = collate([[pairs[index] for index in row]]).to(torch.device("cuda"))
+            assert batch.cu_seqlens is not None
+            assert batch.cu_seqlens_k is not None
+            visible = visible_keys(batch.cu_seqlens, batch.cu_seqlens_k, NO_WINDOW if window is None else window - 1)
+            query, *others = (2 * head for head in heads)
+            others = [each[:, :, batch.key_places] for each in others]
+            plain = F.scaled_dot_product_attention(query, *others, attn_mask=visible, enable_gqa=True).transpose(1, 2)
+            output = function(*(head.bfloat16() for head in heads), **offsets_of(batch) | keys_of(batch)).float()
+            probe = torch.randn_like(plain)
+            for ours, theirs in zip(
+                (output, *torch.autograd.grad(output, heads, probe)),
+                (plain, *torch.autograd.grad(plain, heads, probe)),
+                strict=True,
+            ):
+                assert (ours - theirs).norm() <= 0.02 * theirs.norm()
 
 
 def check(loss_of: Callable[[Any, Any, Any], float]) -> None:

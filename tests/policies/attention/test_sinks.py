@@ -213,7 +213,7 @@ def test_gpt_oss_is_packed_by_default_wherever_there_are_kernels_and_padded_else
 def test_its_operators_are_what_torch_asks_of_operators(window: int) -> None:
     *inputs, probe = make_inputs(LENGTHS)
     inputs = [tensor.requires_grad_() for tensor in inputs]
-    options = (offsets_of(LENGTHS), max(LENGTHS), 0.3, window)
+    options = (offsets_of(LENGTHS), offsets_of(LENGTHS), max(LENGTHS), max(LENGTHS), 0.3, window)
     torch.library.opcheck(sinks.attend, (*inputs, *options))
     with torch.no_grad():
         output, log_sums = sinks.attend(*inputs, *options)
