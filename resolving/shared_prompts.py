@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from dataclasses import replace
 
 from transformers import PreTrainedConfig
@@ -37,7 +38,7 @@ def with_shared_prompts(
     if config.was_given("preference_config.share_prompts"):
         raise ConfigError(f"--share_prompts: {reason}; leave it out")
     is_packed = config.train_config.batching_strategy == "packing"
-    return task, [f"pairs: each answer has a prompt of its own: {reason}"] if is_packed else []
+    return task, [f"pairs: each answer has its prompt: {reason}"] if is_packed else []
 
 
 def _what_hinders(
@@ -54,7 +55,8 @@ def _what_hinders(
         return "under --batching_strategy padding each answer has a row to itself"
     if train.use_peft and train.peft_method == "prefix":
         return "a prefix is in a cache"
-    # Without weights, so that it takes neither memory nor, but for a fraction of a second, time.
-    model = build_model(train, model_config, task.AUTO_MODEL, precision.storage_dtype)
+    # Without weights: that takes a fraction of a second. The choice of attention is kept in the config, so the run's
+    # own, which makes it later, is not given.
+    model = build_model(train, deepcopy(model_config), task.AUTO_MODEL, precision.storage_dtype)
     choose_attention(model, train, precision, device, row_length)
     return what_hinders_shared_keys(model)
