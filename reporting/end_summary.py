@@ -97,13 +97,13 @@ def _times(train: list[dict[str, Any]], end: dict[str, Any]) -> str:
 
 def _memory_table(memory: list[dict[str, Any]], device_type: str) -> Table:
     last = max(event["step"] for event in memory)
-    num_ranks = len({event["rank"] for event in memory})
+    at_last = [event for event in memory if event["step"] == last]
+    num_ranks = len({event["rank"] for event in at_last})  # earlier sessions may have had others
     of = "resident memory" if device_type == "cpu" else "allocated memory"
     table = Table(title=f"{of} at step {last}, GiB, the fullest of {plural(num_ranks, 'rank')}", title_justify="left")
     columns = ("params", "grads", "optimizer", "activations", "other", "allocated", "peak_allocated")
     for heading in ("phase", *columns):
         table.add_column(heading.replace("_allocated", ""), justify="left" if heading == "phase" else "right")
-    at_last = [event for event in memory if event["step"] == last]
     for phase in dict.fromkeys(event["phase"] for event in at_last):
         of_phase = [event for event in at_last if event["phase"] == phase]
         fullest = max(of_phase, key=lambda event: number(event.get("allocated_gib")) or 0.0)

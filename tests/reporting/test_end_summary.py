@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.table import Table
 
 from reporting.end_summary import end_figures, end_summary
 from reporting.llama_recipes_lists import write_metrics_data
@@ -42,6 +43,16 @@ def test_the_table_at_the_end_leaves_out_what_no_event_tells(tmp_path: Path) -> 
         rouge,
         end.replace("reserved 2.000, ", ""),
     ]
+
+
+def test_the_table_of_memory_counts_the_ranks_of_its_step(tmp_path: Path) -> None:
+    """A run that two ranks began, and one ended."""
+    (tmp_path / "run.yaml").write_text("settings: {}\n")
+    (memory,) = (event for event in every_event() if event["event"] == "memory")
+    earlier = [memory | {"step": 1, "rank": rank} for rank in (0, 1)]
+    table = end_summary([*earlier, *every_event()], tmp_path, device_type="cpu")[0]
+    assert isinstance(table, Table)
+    assert table.title == "resident memory at step 3, GiB, the fullest of 1 rank"
 
 
 @pytest.mark.parametrize("odd", ["", None, "text", [1], True, 1e50, 1e300, math.nan])
