@@ -44,7 +44,7 @@ from benchmarks.runs.long_workloads import CHEAP_LONG_ROWS, LONG_ROWS
 from benchmarks.runs.measurements import read_events
 from benchmarks.runs.shapes import make_shape
 from benchmarks.runs.workload import Workload
-from run_folder.entries import PLAN
+from run_folder.entries import OOM, PLAN
 from utils.memory_errors import what_ran_out
 
 ALLOCATORS = {"": {}, "expandable": {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}}
@@ -90,10 +90,10 @@ def without_a_step(ended: str, ends: Sequence[RankEnd]) -> dict[str, Any] | None
     return {"steps": 0, **most, "first_seconds": "", "seconds": ""}
 
 
-def how_ended(ends: Sequence[RankEnd]) -> str:
-    """Nothing if all ranks finished."""
+def how_ended(ends: Sequence[RankEnd], run_folder: Path) -> str:
+    """Nothing if all ranks finished. A run whose memory ran out leaves its account in its folder, once it has one."""
     failed = [end for end in ends if end.status]
-    if any(what_ran_out(RuntimeError(end.text)) for end in failed):
+    if failed and ((run_folder / OOM).exists() or any(what_ran_out(RuntimeError(end.text)) for end in failed)):
         return "out of memory"
     return ("killed" if any(end.status == -signal.SIGKILL for end in failed) else "failed") if failed else ""
 
@@ -161,7 +161,7 @@ class LongRows:
         words = row.words(self.folder / row.shape, output, self.steps)
         variables = row.variables(self.steps)
         ends = workers.run(words, self.limit_seconds, variables, by_torchrun=self._in_own_ranks(name))
-        seconds, ended = time.monotonic() - started, how_ended(ends)
+        seconds, ended = time.monotonic() - started, how_ended(ends, output)
         values = measured(read_events(output)) or without_a_step(ended, ends)
         if values is not None:
             when = {"date": datetime.now(UTC).strftime("%Y-%m-%d"), "ended": ended}

@@ -54,12 +54,15 @@ def test_a_run_without_a_step_has_no_line() -> None:
     assert measured([{"event": "start"}]) is None
 
 
-def test_a_row_that_ran_out_of_memory_or_time_before_a_step_has_a_line_of_its_fullest_moment() -> None:
+def test_a_row_that_ran_out_of_memory_or_time_before_a_step_has_a_line_of_its_fullest_moment(tmp_path: Path) -> None:
     peaks = [{"seconds": 9.0, "peak_gib": 70.0 + rank, "reserved_gib": 72.0, "host_gib": 5.0 - rank} for rank in (0, 1)]
     full = [RankEnd(1, "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate", {}, peaks[0])]
     killed = [RankEnd(-signal.SIGKILL, "", {}, found) for found in peaks]
     failed = [RankEnd(1, "RuntimeError: shapes", {}, peaks[0])]
-    assert [*map(how_ended, (full, killed, failed, [RankEnd(0, "out of memory", {}, {})]))] == [
+    ended = [how_ended(ends, tmp_path) for ends in (full, killed, failed, [RankEnd(0, "out of memory", {}, {})])]
+    (tmp_path / "oom.json").write_text("{}")
+    assert how_ended(failed, tmp_path) == "out of memory"
+    assert ended == [
         "out of memory",
         "killed",
         "failed",
