@@ -117,7 +117,7 @@ Ends when requirements.txt asks for torch 2.12.
 """
 
 
-LEAKS_WHEN_PACKED = ("biogpt", "bloom", "falcon", "mamba", "mamba2", "mpt", "opt")
+LEAKS_WHEN_PACKED = ("biogpt", "bloom", "falcon", "mamba", "mamba2", "minimax", "mpt", "opt")
 """Model types that in transformers 5.23 take no note of position ids (in the attention mask, or in Mamba's state), so
 that the documents of a packed row see each other, without an error. A type goes when a test no longer finds it leaking
 (tests/policies/attention/test_attention.py). Other types with a state are padded, too; the rest are found by

@@ -43,6 +43,7 @@ _OF_FAMILIES: dict[str, dict[str, Any]] = {
     "t5": {"decoder_start_token_id": 0},
     "mt5": {"decoder_start_token_id": 0},
     "zaya": {"num_experts_per_tok": 1},
+    "lfm2": {"layer_types": ["conv", "full_attention"]},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"], "num_dense_layers": 1},
     "gemma3n_text": {"num_kv_shared_layers": 0, "layer_types": ["sliding_attention", "full_attention"]},
     "dots3_note_text": {"num_key_value_heads": 4},

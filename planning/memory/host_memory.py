@@ -16,8 +16,8 @@ from utils.units import GIB
 PROCESS_BYTES = int(1.5 * GIB)
 """Resident memory of a rank before it has a model: Python, torch with its CUDA libraries, transformers."""
 
-CPU_PROCESS_BYTES = int(0.47 * GIB)
-"""The same of a rank on a CPU, where nothing of CUDA is loaded: 0.43 to 0.51 GiB were measured (docs/planning.md)."""
+CPU_PROCESS_BYTES = int(0.5 * GIB)
+"""The same of a rank on a CPU, where nothing of CUDA is loaded: 0.43 to 0.53 GiB were measured (docs/planning.md)."""
 
 HEAP_SHARE = 0.3
 """Share of activations and temporaries by which a CPU's heap exceeds them. glibc keeps freed blocks below 32 MiB, and

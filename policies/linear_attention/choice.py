@@ -5,7 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from torch import nn
-from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, PreTrainedConfig, PreTrainedModel
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
 
 from policies.linear_attention.kernels import find_kernels, missing_packages
 from policies.linear_attention.layers import packages_against_loops, packages_of, state_layers, tell_documents_apart
@@ -16,9 +21,13 @@ LOOPS_WITHOUT_KERNEL = frozenset(("recurrent_gemma", "rwkv", "xlstm"))
 
 
 def stateful_class(model_config: PreTrainedConfig) -> Any:
-    """The model's class if its layers pass a state from token to token, as Mamba's and Qwen3-Next's do."""
-    for config in (model_config, model_config.get_text_config()):
-        model_class = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
+    """The model's class if its layers pass a state from token to token, as Mamba's and Qwen3-Next's do.
+
+    Some have no class for text alone (glm5_next).
+    """
+    configs = (model_config, model_config.get_text_config())
+    classes = [MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None) for config in configs]
+    for model_class in (*classes, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING.get(type(model_config), None)):
         if getattr(model_class, "_is_stateful", False):  # no public name
             return model_class
     return None

@@ -122,5 +122,6 @@ def _functions_of(kind: type) -> set[str]:
     written = inspect.unwrap(forward)
     code, scope = getattr(written, "__code__", None), getattr(written, "__globals__", {})
     names = set(code.co_names if code else ())
-    # transformers wraps such functions, around the one that it wrote in plain torch.
-    return {name for name in names if hasattr(scope.get(name), "__wrapped__")} if CONVOLUTION in names else set()
+    # transformers wraps such functions, around the one that it wrote in plain torch; it leaves out LFM3's.
+    found = {name for name in names if name in _REPLACED or hasattr(scope.get(name), "__wrapped__")}
+    return found & scope.keys() if CONVOLUTION in names else set()

@@ -48,6 +48,9 @@ LEAKING: dict[str, Any] = {
     "mamba2": transformers.Mamba2Config(
         vocab_size=VOCAB, hidden_size=32, num_hidden_layers=2, state_size=8, num_heads=8, head_dim=8, n_groups=1
     ),
+    "minimax": transformers.MiniMaxConfig(
+        **SMALL, head_dim=8, num_local_experts=2, layer_types=["linear_attention", "full_attention"], block_size=16
+    ),
     "mpt": transformers.MptConfig(vocab_size=VOCAB, d_model=32, n_layers=2, n_heads=4, max_seq_len=128),
     "opt": transformers.OPTConfig(**OPT, vocab_size=VOCAB, word_embed_proj_dim=32),
 }

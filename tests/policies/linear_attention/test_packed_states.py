@@ -13,14 +13,14 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import AutoModelForCausalLM
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from benchmarks.families.tiny_configs import VOCAB, tiny_config
 from configs.flags import parse_flags
 from policies.attention.choice import choose_attention, keep_documents_apart, rows_that_need_offsets
 from policies.attention.packing_leaks import check_packing_isolates
 from policies.linear_attention import kernels
-from policies.linear_attention.choice import use_offsets_in_states
+from policies.linear_attention.choice import stateful_class, use_offsets_in_states, why_slow_to_compile
 from policies.linear_attention.convolution import convolution_by_shifts, convolution_with_gaps
 from policies.linear_attention.delta_rule_kernel import gated_delta_rule
 from policies.linear_attention.kernels import Kernels, is_there
@@ -86,6 +86,40 @@ def alone_and_together(family: str, collate: Any, model: Any, *, packed: bool = 
     loss, gradients = loss_and_gradients(model, collate(rows))
     apart = (gradients - wanted).abs().max() / wanted.abs().max()
     return abs(loss / wanted_loss - 1), float(apart)
+
+
+@pytest.mark.parametrize("family", [name for name in ("lfm2", "lfm3") if name in CONFIG_MAPPING])
+def test_documents_of_models_with_short_convolutions_are_told_apart(family: str) -> None:
+    """transformers wraps LFM2's convolution, and not LFM3's."""
+    model = make_model(family)
+    assert state_layers(model)
+    assert max(alone_and_together(family, chosen(model), model)) <= 1e-5
+
+
+def test_a_delta_rule_of_a_model_of_images_alone_is_seen() -> None:
+    """transformers has no class of GLM-5-Next for text."""
+    config = CONFIG_MAPPING["glm5_next"]()
+    found = stateful_class(config)
+    assert found is not None
+    assert packages_of(found) == {"fla"}
+    assert "loop of glm5_next's delta rule" in str(why_slow_to_compile(config))
+    assert state_layers(found._from_config(_tiny_glm5_next()))
+
+
+def _tiny_glm5_next() -> Any:
+    text = {
+        "vocab_size": VOCAB,
+        "pad_token_id": 0,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "moe_intermediate_size": 16,
+    }
+    text |= {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 4, "n_routed_experts": 4}
+    text |= {"layer_types": ["linear_attention", "full_attention"], "mlp_layer_types": ["dense", "sparse"]}
+    text |= {"qk_nope_head_dim": 8, "v_head_dim": 8, "kv_lora_rank": 8, "q_lora_rank": 8, "num_experts_per_tok": 2}
+    text |= {"linear_head_dim": 16, "linear_num_heads": 2, "index_n_heads": 2, "index_head_dim": 8}
+    vision = {"depth": 1, "hidden_size": 32, "num_heads": 2, "intermediate_size": 32, "out_hidden_size": 32}
+    return CONFIG_MAPPING["glm5_next"](text_config=text, vision_config=vision)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
