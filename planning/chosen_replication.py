@@ -22,7 +22,7 @@ from planning.memory.memory_plan import MemoryPlan
 from planning.memory.row_lengths import RowLengths
 from planning.memory.run_memory import bytes_of_run, layers_of, memory_of, mixed_bytes
 from planning.model.planned_model import PlannedModel, replicated_in, with_checkpointing, with_replicated
-from utils.units import GIB
+from utils.units import readable
 
 Chosen = tuple[PlannedModel, MemoryPlan, tuple[str, ...]]
 """A model, the plan of its memory, and lines to print."""
@@ -101,12 +101,12 @@ def _lines(planned: PlannedModel, auto: str) -> tuple[str, ...]:
     number, layout = planned.resolved.policies.layout.num_replicated, planned.resolved.policies.layout
     if not number:
         return ()
-    held = sum(parameter.nbytes for parameter in replicated_in(planned)) / GIB
+    held = sum(parameter.nbytes for parameter in replicated_in(planned))
     before, after = find_traffic(with_replicated(planned, 0)), find_traffic(planned)
     units, root = before.units_bytes - after.units_bytes, before.root_bytes - after.root_bytes
-    saved = ((2 if layout.reshard_after_forward else 1) * units + root) / GIB
+    saved = (2 if layout.reshard_after_forward else 1) * units + root
     each = "micro-batch" if layout.reshard_after_forward else "step"
     return (
-        f"num_replicated_layers: {auto}{number} of {len(layers_of(planned))}: {held:.1f} GiB of frozen weights stay "
-        f"whole on each GPU, and a {each} gathers {saved:.1f} GiB less",
+        f"num_replicated_layers: {auto}{number} of {len(layers_of(planned))}: {readable(held)} of frozen weights stay "
+        f"whole on each rank, and a {each} gathers {readable(saved)} less",
     )
