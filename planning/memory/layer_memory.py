@@ -15,10 +15,11 @@ from typing import Any, Literal
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_leaves
 
 from planning.memory.compiled_layers import CompiledLayer, HeldGradients
 from planning.memory.live_bytes import LiveBytes, Window
+from planning.memory.repeated_layers import kind_of, shapes_of, stand_in
 from policies.activations.host_pool import pool_bytes
 from policies.activations.offloading import MIN_BYTES, is_movable, key_of, own_input, shared_inputs
 
@@ -179,11 +180,11 @@ def _replaced_layers(layers: Sequence[nn.Module], state: _Pass) -> Iterator[None
 
 def _forward(own: Callable[..., Any], state: _Pass) -> Callable[..., Any]:
     def forward(layer: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        live, kind = state.live, _kind(layer, args, kwargs)
+        live, kind = state.live, kind_of(layer, args, kwargs)
         state.order.append((layer, kind))
         hidden = own_input(args, kwargs)
         if kind in state.kinds:
-            outputs = _stand_in(args, kwargs, state.kinds[kind].outputs)
+            outputs = stand_in(args, kwargs, state.kinds[kind].outputs)
             state.last = live.live - (0 if hidden is None else live.size_of(hidden))
             # Whatever follows is the loss, unless another layer is called.
             state.loss = live.enter()
@@ -195,34 +196,13 @@ def _forward(own: Callable[..., Any], state: _Pass) -> Callable[..., Any]:
             hidden.register_hook(lambda grad: _leave_backward(state))
         watched = state.held.watch(layer)
         measured.freed = 0 if hidden is None else state.held.freed_early(layer, hidden.nbytes)
-        if state.compiled(layer):
-            followed, outputs = _follow(layer, own, args, kwargs)
-            measured.compiled = sum(followed.values())
-            if state.moves != "nothing":
-                # A layer moves its input. Its output is the next layer's input, and moves with that.
-                for leaf in tree_leaves(outputs):
-                    followed.pop(key_of(leaf) if isinstance(leaf, torch.Tensor) else 0, None)
-                of_input = 0 if hidden is None else live.size_of(hidden)
-                measured.movable = tuple(size for size in (*followed.values(), of_input) if size >= MIN_BYTES)
-        else:
-            saved = _Saved()
-            with torch.autograd.graph.saved_tensors_hooks(saved.add, lambda tensor: tensor):
-                outputs = own(*args, **kwargs)
-            if state.moves != "nothing":
-                shared = {key_of(tensor) for tensor in shared_inputs(args, kwargs)}
-                moved = [t for t in saved.tensors if is_movable(t, t.device) and key_of(t) not in shared]
-                if state.moves == "input":
-                    own_key = None if hidden is None else key_of(hidden)
-                    moved = [t for t in moved if key_of(t) == own_key]
-                measured.movable = tuple({key_of(t): size for t in moved if (size := live.size_of(t))}.values())
-            measured.released = 0 if hidden is None or saved.has(hidden) else live.size_of(hidden)
-            saved.tensors.clear()  # autograd holds the hook, which would keep them alive
+        run = _run_as_if_compiled if state.compiled(layer) else _run
+        outputs = run(layer, own, args, kwargs, state, measured)
         for handle in watched:
             handle.remove()
         measured.end = live.live
         state.last = live.live - measured.released
-        # Shapes alone, or the outputs' graph would live as long as the pass.
-        measured.outputs = tree_map_only(torch.Tensor, _shape_of, outputs)
+        measured.outputs = shapes_of(outputs)
         output = next(leaf for leaf in tree_leaves(outputs) if isinstance(leaf, torch.Tensor))
         if output.requires_grad:
             output.register_hook(lambda grad: _enter_backward(state, measured, grad))
@@ -231,6 +211,42 @@ def _forward(own: Callable[..., Any], state: _Pass) -> Callable[..., Any]:
         return outputs
 
     return forward
+
+
+def _run_as_if_compiled(
+    layer: nn.Module, own: Callable[..., Any], args: Any, kwargs: Any, state: _Pass, measured: _Measured
+) -> Any:
+    """Run a layer. Measures the bytes of each storage that it would keep if it were compiled. Returns its outputs."""
+    followed = CompiledLayer((args, kwargs, [*layer.parameters()], [*layer.buffers()]))
+    with followed.following():
+        outputs = own(*args, **kwargs)
+    kept = followed.kept_bytes(outputs)
+    measured.compiled = sum(kept.values())
+    if state.moves != "nothing":
+        # A layer moves its input. Its output is the next layer's input, and moves with that.
+        for leaf in tree_leaves(outputs):
+            kept.pop(key_of(leaf) if isinstance(leaf, torch.Tensor) else 0, None)
+        hidden = own_input(args, kwargs)
+        of_input = 0 if hidden is None else state.live.size_of(hidden)
+        measured.movable = tuple(size for size in (*kept.values(), of_input) if size >= MIN_BYTES)
+    return outputs
+
+
+def _run(layer: nn.Module, own: Callable[..., Any], args: Any, kwargs: Any, state: _Pass, measured: _Measured) -> Any:
+    """Run a layer. Measures what autograd saves of it. Returns its outputs."""
+    hidden, saved = own_input(args, kwargs), _Saved()
+    with torch.autograd.graph.saved_tensors_hooks(saved.add, lambda tensor: tensor):
+        outputs = own(*args, **kwargs)
+    if state.moves != "nothing":
+        shared = {key_of(tensor) for tensor in shared_inputs(args, kwargs)}
+        moved = [t for t in saved.tensors if is_movable(t, t.device) and key_of(t) not in shared]
+        if state.moves == "input":
+            own_key = None if hidden is None else key_of(hidden)
+            moved = [t for t in moved if key_of(t) == own_key]
+        measured.movable = tuple({key_of(t): size for t in moved if (size := state.live.size_of(t))}.values())
+    measured.released = 0 if hidden is None or saved.has(hidden) else state.live.size_of(hidden)
+    saved.tensors.clear()  # autograd holds the hook, which would keep them alive
+    return outputs
 
 
 class _Saved:
@@ -247,14 +263,6 @@ class _Saved:
         return key_of(tensor) in map(key_of, self.tensors)
 
 
-def _follow(layer: nn.Module, own: Callable[..., Any], args: Any, kwargs: Any) -> tuple[dict[int, int], Any]:
-    """The bytes of each storage that the layer would keep if it were compiled, and its outputs."""
-    compiled = CompiledLayer((args, kwargs, [*layer.parameters()], [*layer.buffers()]))
-    with compiled.following():
-        outputs = own(*args, **kwargs)
-    return compiled.kept_bytes(outputs), outputs
-
-
 def _enter_backward(state: _Pass, measured: _Measured, grad: torch.Tensor) -> None:
     state.held.release()  # of the layer after this one
     measured.backward = state.live.enter()
@@ -264,59 +272,3 @@ def _enter_backward(state: _Pass, measured: _Measured, grad: torch.Tensor) -> No
 def _leave_backward(state: _Pass) -> None:
     state.held.release()
     state.embedding = state.live.enter()
-
-
-def _kind(layer: nn.Module, args: Any, kwargs: Any) -> Any:
-    """A key that is equal for layers that keep equally many bytes.
-
-    Strings and booleans of modules are part of it: one layer has a sliding window, one leaves its keys to later layers
-    (Gemma 4).
-    """
-    tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
-    settings = (item for module in layer.modules() for item in vars(module).items())
-    return (
-        type(layer),
-        tuple((name, value) for name, value in settings if isinstance(value, bool | str)),
-        tuple((name, tuple(p.shape), p.dtype, p.requires_grad) for name, p in layer.named_parameters()),
-        tuple((tuple(tensor.shape), tensor.dtype, tensor.requires_grad) for tensor in tensors),
-    )
-
-
-@dataclass(frozen=True)
-class _Shape:
-    """A tensor without its values and its graph."""
-
-    shape: torch.Size
-    dtype: torch.dtype
-    requires_grad: bool
-
-
-def _shape_of(tensor: torch.Tensor) -> _Shape:
-    return _Shape(tensor.shape, tensor.dtype, tensor.requires_grad)
-
-
-def _stand_in(args: Any, kwargs: Any, shapes: Any) -> Any:
-    """Outputs of those shapes, through which gradients reach the layer's input."""
-    hidden = own_input(args, kwargs)
-
-    def make(found: _Shape) -> torch.Tensor:
-        if found.requires_grad and hidden is not None and hidden.requires_grad:
-            output: torch.Tensor = _StandIn.apply(hidden, found.shape, found.dtype)
-            return output
-        return torch.empty(found.shape, dtype=found.dtype, device="meta")
-
-    return tree_map_only(_Shape, make, shapes)
-
-
-class _StandIn(torch.autograd.Function):
-    """An output without computation: backward gives its input a gradient without values."""
-
-    @staticmethod
-    def forward(ctx: Any, hidden: torch.Tensor, shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
-        ctx.of_input = (hidden.shape, hidden.dtype)
-        return hidden.new_empty(shape, dtype=dtype)
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        shape, dtype = ctx.of_input
-        return grad.new_empty(shape, dtype=dtype), None, None
