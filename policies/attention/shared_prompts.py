@@ -32,14 +32,15 @@ def check_shared_prompts(
 
     Args:
         token_losses_of: the losses of rows' label tokens, by the collation and the forward pass that training uses.
-        row_length: the most tokens of a row of the run.
+        row_length: the most tokens of a row of the run, 8 or more; no row of the trial is longer.
         tolerance: by how much losses may differ, relative: kernels round otherwise.
 
     Raises:
         ConfigError: if so.
     """
     generator, training = np.random.default_rng(0), model.training
-    prompt, answer = max(2, min(PROMPT, row_length // 3)), max(1, min(ANSWER, row_length // 6))
+    # The longest row has two prompts and three answers.
+    prompt, answer = max(2, min(PROMPT, row_length // 4)), max(1, min(ANSWER, row_length // 6))
     prompts, chosen, rejected, after = (
         documents(generator, vocab_size, length) for length in (prompt, answer, answer, answer)
     )

@@ -173,26 +173,28 @@ def test_on_a_gpu_kernels_take_more_keys_than_queries_forward_backward_and_recom
                 assert (ours - theirs).norm() <= 0.02 * theirs.norm()
 
 
-def check(loss_of: Callable[[Any, Any, Any], float]) -> None:
+def check(loss_of: Callable[[Any, Any, Any], float], row_length: int = 256) -> None:
     """The trial, with losses by the tokens of prompt, chosen and rejected answer."""
 
     def losses(rows: list[list[Any]]) -> torch.Tensor:
         (row,) = rows
+        assert sum(len(each.input_ids) for each in row) <= row_length
         chosen, rejected = row[0].texts if isinstance(row[0], AnswerPair) else row[:2]
         num_prompt = int(np.argmax(rejected.labels != -100))
         parts = rejected.input_ids[:num_prompt], chosen.input_ids[num_prompt:], rejected.input_ids[num_prompt:]
         is_shared = isinstance(row[0], AnswerPair)
         return torch.full((4,), 10 + 1e-3 * loss_of(*parts) * (is_shared or loss_of is right), dtype=torch.float64)
 
-    check_shared_prompts(nn.Linear(1, 1), losses, vocab_size=100, row_length=256, tolerance=1e-3)
+    check_shared_prompts(nn.Linear(1, 1), losses, vocab_size=100, row_length=row_length, tolerance=1e-3)
 
 
 def right(prompt: Any, chosen: Any, rejected: Any) -> float:
     return float(prompt.sum() + rejected.sum())
 
 
-def test_a_rejected_answer_that_sees_its_prompt_alone_is_right() -> None:
-    check(right)
+@pytest.mark.parametrize("row_length", [8, 9, 17, 48, 83, 256])
+def test_a_rejected_answer_that_sees_its_prompt_alone_is_right_in_rows_of_any_length(row_length: int) -> None:
+    check(right, row_length)
 
 
 @pytest.mark.parametrize(
