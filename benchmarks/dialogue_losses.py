@@ -95,7 +95,7 @@ def cut(folder: Path, num_layers: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", nargs="+", choices=sorted(ROWS), required=True)
+    parser.add_argument("--rows", nargs="+", metavar="ROW", choices=sorted(ROWS), required=True)
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--length", type=int, help="tokens of a row, instead of the row's")
     parser.add_argument("--layers", type=int, help="layers of the shape, instead of all: the table says so")

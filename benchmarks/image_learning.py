@@ -94,7 +94,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--results", type=Path, required=True, help="a JSON line for each family")
     names = [name for name in IMAGE_FAMILIES if name != "paligemma"]  # it learns captions alone
-    parser.add_argument("--families", nargs="*", choices=names, default=names, help="only these, in this order")
+    parser.add_argument(
+        "--families", nargs="*", metavar="FAMILY", choices=names, default=names, help="only these, in this order"
+    )
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--epochs", type=int, default=2)
     given = parser.parse_args(argv)

@@ -126,7 +126,9 @@ def measure_missing(results: Path, families: Sequence[str], columns: Sequence[st
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--results", type=Path, required=True, help="a JSON line for each cell")
-    parser.add_argument("--families", nargs="*", choices=list(IMAGE_FAMILIES), help="only these, in this order")
+    parser.add_argument(
+        "--families", nargs="*", metavar="FAMILY", choices=list(IMAGE_FAMILIES), help="only these, in this order"
+    )
     parser.add_argument(
         "--columns", nargs="*", default=list(IMAGE_COLUMNS), choices=list(IMAGE_COLUMNS), help="only these"
     )

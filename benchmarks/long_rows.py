@@ -238,7 +238,10 @@ def print_plans(names: Sequence[str], folder: Path) -> None:
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", nargs="+", choices=["all", "cheap", *LONG_ROWS], default=["all"])
+    names = ["all", "cheap", *LONG_ROWS]
+    parser.add_argument(
+        "--rows", nargs="+", metavar="ROW", choices=names, default=names[:1], help="all, cheap, or names"
+    )
     parser.add_argument("--plan", action="store_true", help="print what is planned, and run nothing")
     parser.add_argument("--results", type=Path, default=Path("long_rows.csv"), help="CSV, which is gone on with")
     parser.add_argument("--minutes", type=float, default=math.inf, help="begin no row after so long")

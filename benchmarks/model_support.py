@@ -108,7 +108,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--results", type=Path, required=True, help="a JSON line for each cell")
     all_families = read_published()
-    parser.add_argument("--families", nargs="*", choices=list(all_families), help="only these, in this order")
+    parser.add_argument(
+        "--families", nargs="*", metavar="FAMILY", choices=list(all_families), help="only these, in this order"
+    )
     parser.add_argument("--columns", nargs="*", default=list(COLUMNS), choices=list(COLUMNS), help="only these")
     given = parser.parse_args(argv)
     os.environ.setdefault("HF_HUB_OFFLINE", "1")

@@ -279,7 +279,7 @@ def compare_losses(names: list[str], rows: dict[str, Workload], events: dict[str
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", nargs="+", choices=sorted([*ROWS, *SUITES]), required=True)
+    parser.add_argument("--rows", nargs="+", metavar="ROW", choices=sorted([*ROWS, *SUITES]), required=True)
     parser.add_argument("--nproc", type=int, help="processes, instead of the row's number")
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--flags", default="", help="flags of finetuning.py to add to every row, in one string")
