@@ -61,6 +61,7 @@ MAY_CHANGE = LAYOUT | _dotted(
             *("dist_checkpoint_root_folder", "dist_checkpoint_folder"),
         ),
         "fsdp_config": ("checkpoint_type", "compile_optimizer"),
+        "preference_config": ("share_prompts",),  # the checkpoint decides (`resolving.shared_prompts`)
     }
 )
 """Settings that do not change the result. Every other one must be as in the checkpoint, settings added later too."""

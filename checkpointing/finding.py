@@ -47,6 +47,11 @@ class Checkpoint:
         compiled: bool | None = self.values["settings"]["train_config"].get("compile")
         return compiled
 
+    @property
+    def shares_prompts(self) -> bool:
+        """Whether its pairs share their prompt; earlier versions could not."""
+        return bool(self.values.get("shares_prompts", False))
+
     def stream_state(self) -> bytes | None:
         """The run's place in its stream; None if it had none, or was of an earlier version."""
         return read_bytes(self.folder / STREAM, most_bytes=2**30) if STREAM in listed_files(self.folder) else None

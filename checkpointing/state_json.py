@@ -120,6 +120,7 @@ MAY_BE_MISSING: dict[tuple[str, ...], _Kind] = {
     ("began_with", "world_size"): _count(_MOST_RANKS, least=1),
     ("began_with", "batch_size_training"): _count(_MOST_STEPS, least=1),
     ("began_with", "packed_length"): _or_null(_count(_MOST_STEPS, least=1)),
+    ("shares_prompts",): _FLAG,  # earlier versions wrote none
     ("row_length",): _count(_MOST_STEPS, least=1),  # earlier versions wrote none
     ("packed_weights",): _or_null(_TABLE),  # see base_fingerprint.py; earlier versions wrote none
     ("packed_weights", "linear"): _count(_MOST_WEIGHTS),

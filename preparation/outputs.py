@@ -32,6 +32,7 @@ from reporting.start_warnings import start_warnings
 from reporting.tables import print_for_people
 from reporting.trackers import open_trackers
 from resolving.inputs import Inputs
+from resolving.shared_prompts import shares_prompts
 from run_folder.lock import RunLock
 from run_folder.run_folder import RunFolder
 
@@ -175,6 +176,7 @@ def open_saver(
             "num_steps": inputs.num_steps,
             "epochs": epochs_of(before, len(loader)),
             "began_with": inputs.resolved.began_with._asdict(),
+            "shares_prompts": shares_prompts(inputs.resolved.task),
             FIELD: kept_values(parts.empty.checkpointing, plan.card),
             TILES: parts.empty.checkpointing.tile_tokens,
             **inputs.identity(),

@@ -34,7 +34,7 @@ from policies.quantization.float8 import computed_in_bf16
 from preparation.trial_rows import NUM_LOOKED_AT, tolerance_of_losses
 from ranks.environment import Environment
 from resolving.inputs import Inputs
-from tasks.preference import Preference
+from resolving.shared_prompts import shares_prompts
 from tasks.task import BatchForm
 
 
@@ -59,8 +59,7 @@ def check_packing(built: BuiltModel, inputs: Inputs, env: Environment) -> None:
             row_length=inputs.resolved.context_length,
             device_type=env.device.type,
         )
-        task = inputs.resolved.task
-        if isinstance(task, Preference) and task.shares_prompts:
+        if shares_prompts(inputs.resolved.task):
             check_shared_prompts(
                 built.model,
                 losses,

@@ -89,8 +89,14 @@ def read_inputs(config: RunConfig, env: Environment, checkpoint: Checkpoint | No
     """
     resumed_size = checkpoint.global_batch_size if checkpoint else None
     began_with = Beginning.of(checkpoint.values) if checkpoint else None
-    was_compiled = checkpoint.was_compiled if checkpoint else None
-    resolved = resolve(config, env, resumed_size=resumed_size, began_with=began_with, was_compiled=was_compiled)
+    resolved = resolve(
+        config,
+        env,
+        resumed_size=resumed_size,
+        began_with=began_with,
+        was_compiled=checkpoint.was_compiled if checkpoint else None,
+        were_shared=checkpoint.shares_prompts if checkpoint else None,
+    )
     check_targets(resolved)
     processor = resolved.task.load_processor(resolved.config.train_config)
     resolved, data, vocab_size = read_data(resolved, processor, env, is_resumed=checkpoint is not None)

@@ -31,10 +31,9 @@ from ranks.environment import Environment
 from resolving.batches_and_steps import batch_layout, with_batches
 from resolving.beginning import Beginning
 from resolving.lengths import resolve_lengths, scale_positions
-from resolving.shared_prompts import with_shared_prompts
+from resolving.shared_prompts import shares_prompts, with_shared_prompts
 from resolving.sizes import check_model_sizes
 from tasks.finding import find_task, settings_of_task
-from tasks.preference import Preference
 from tasks.task import Task
 from utils.compat import caps_scores, import_bitsandbytes_without_inductor
 from utils.wording import plural
@@ -111,6 +110,7 @@ def resolve(
     resumed_size: int | None = None,
     began_with: Beginning | None = None,
     was_compiled: bool | None = None,
+    were_shared: bool | None = None,
 ) -> Resolved:
     """Decide every setting that depends on the model's config.json or on the machine. Reads no weights and no data.
 
@@ -118,6 +118,7 @@ def resolve(
         resumed_size: rows of the global batch of the checkpoint that the run goes on from: it stays as it is.
         began_with: how the run was started first, if it goes on from a checkpoint.
         was_compiled: whether that checkpoint was trained compiled.
+        were_shared: whether its pairs share their prompt.
 
     Raises:
         ConfigError: if a setting cannot hold for this model or on these ranks.
@@ -172,7 +173,9 @@ def resolve(
     lengths, length_notes = resolve_lengths(config.train_config, config.prefix_config, model_config, task.LENGTHS)
     lengths, share_notes = lengths_to_share(lengths, context, asked=config.train_config.context_length)
     check_model_sizes(config, model_config, lengths[0], env)
-    task, prompt_notes = with_shared_prompts(task, config, model_config, precision, env.device_facts, lengths[0])
+    task, prompt_notes = with_shared_prompts(
+        task, config, model_config, precision, env.device_facts, lengths[0], were_shared=were_shared
+    )
     flash_4, flash_notes = find_flash_attention_4(
         device,
         precision,
@@ -240,7 +243,7 @@ def _attention_kinds(train: TrainConfig, task: Task, model_config: PreTrainedCon
     is_text = task.packs(model_config) and not task.READS_IMAGES
     is_asked = is_text and train.use_fast_kernels is not False and not (prefixed or caps_scores(model_config))
     kinds = attention_kinds(model_config, packed=train.batching_strategy == "packing") if is_asked else set()
-    if isinstance(task, Preference) and task.shares_prompts:
+    if shares_prompts(task):
         kinds |= {kind._replace(shares_keys=True) for kind in kinds if kind.packed}
     return kinds
 

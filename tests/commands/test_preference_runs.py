@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from tests.helpers.checkpoints import forget_marks
 from tests.helpers.documented import commands
 from tests.helpers.processes import ROOT, ProcessGroup, read_metrics, run_command
 from tests.helpers.refusals import write_lines
@@ -76,6 +77,22 @@ def test_a_run_goes_on_with_the_reference_that_it_began_with(
     before = [load_file(folder / "checkpoints/step-00000004/reference.safetensors") for folder in (whole, resumed)]
     assert [sorted(scores) for scores in before[:1]] == [sorted(before[1])]
     assert all(np.array_equal(before[0][name], before[1][name]) for name in before[0])
+
+
+def test_a_run_of_a_version_before_shared_prompts_goes_on_as_it_began(
+    tiny_model: Path, pairs: Path, tmp_path: Path, process_group: ProcessGroup
+) -> None:
+    whole, resumed = tmp_path / "whole", tmp_path / "resumed"
+    flags = ["--loss_type", "dpo", "--max_train_step", "4", "--save_every_steps", "2"]
+    process_group.train([*flags_of(tiny_model, pairs, whole, *flags), "--share_prompts", "False"], 1)
+    as_if_killed_after(2, whole, resumed)
+    state = resumed / "checkpoints/step-00000002/state.json"
+    values = json.loads(state.read_text())
+    del values["shares_prompts"], values["settings"]["preference_config"]["share_prompts"]
+    state.write_text(json.dumps(values))
+    forget_marks(state.parent)
+    process_group.train([*flags_of(tiny_model, pairs, resumed, *flags), "--resume", "auto"], 1)
+    assert_bit_equal(whole, resumed)
 
 
 def test_a_reference_of_other_pairs_is_refused(

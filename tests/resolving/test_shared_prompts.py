@@ -23,11 +23,17 @@ WITH_STATES = transformers.Lfm2Config(**SMALL, layer_types=["conv", "full_attent
 
 
 def decide(
-    model_config: Any, *flags: str, device: DeviceFacts = CPU, precision: Precision = FP32
+    model_config: Any,
+    *flags: str,
+    device: DeviceFacts = CPU,
+    precision: Precision = FP32,
+    were_shared: bool | None = None,
 ) -> tuple[Preference, list[str]]:
     pairs = ["--loss_type", "dpo", "--dataset", "preference_dataset", "--preference_dataset.data_path", "pairs.jsonl"]
     config = parse_flags(["--model_name", "M", *pairs, *flags])
-    task, notes = with_shared_prompts(Preference(), config, model_config, precision, device, 64)
+    task, notes = with_shared_prompts(
+        Preference(), config, model_config, precision, device, 64, were_shared=were_shared
+    )
     assert isinstance(task, Preference)
     return task, notes
 
@@ -67,6 +73,27 @@ def test_padded_rows_share_nothing_without_a_word_unless_asked() -> None:
     assert decide(CONFIGS["llama"], *padding) == (Preference(), [])
     with pytest.raises(ConfigError, match="--share_prompts: under --batching_strategy padding each answer has a row"):
         decide(CONFIGS["llama"], *padding, "--share_prompts", "True")
+
+
+@pytest.mark.parametrize("flags", [[], ["--resume_anyway"]])
+@pytest.mark.parametrize("were_shared", [True, False])
+def test_a_run_that_is_resumed_keeps_the_form_of_its_checkpoint(were_shared: bool, flags: list[str]) -> None:
+    same = Preference(shares_prompts=were_shared), []
+    assert decide(CONFIGS["llama"], *flags, were_shared=were_shared) == same
+    assert decide(CONFIGS["llama"], *flags, "--share_prompts", str(were_shared), were_shared=were_shared) == same
+
+
+def test_another_form_than_the_checkpoints_is_refused_unless_anything_goes() -> None:
+    config, masks = CONFIGS["llama"], ["--use_fast_kernels", "False"]
+    with pytest.raises(ConfigError, match="--share_prompts: the checkpoint's pairs share their prompt; leave it out"):
+        decide(config, "--share_prompts", "False", were_shared=True)
+    with pytest.raises(ConfigError, match="--share_prompts: the checkpoint's pairs have a prompt for each answer"):
+        decide(config, "--share_prompts", "True", were_shared=False)
+    with pytest.raises(ConfigError, match=r"--resume: the checkpoint's pairs share their prompt, and .* masks here; "):
+        decide(config, *masks, were_shared=True)
+    assert decide(config, *masks, were_shared=False) == (Preference(), [])
+    for other in (["--share_prompts", "False"], masks):
+        assert decide(config, *other, "--resume_anyway", were_shared=True)[0] == Preference()
 
 
 def test_losses_without_pairs_refuse_the_flag() -> None:
