@@ -111,20 +111,26 @@ def ours(
     if len(train) <= WARMUP_STEPS:
         return {"failed": "see what it printed"}
     figures = speed_figures(events)
-    figures["tokens_per_second"] *= own_tokens(row, flags, steps)
+    figures["tokens_per_second"] *= own_tokens(row, train, steps)
     return figures | {"losses": [event["loss"] for event in train[:COMPARED_LOSSES]]}
 
 
-def own_tokens(row: Workload, flags: Sequence[str], steps: int) -> float:
-    """The tokens of both texts of pairs for each token that finetuning.py computes; 1 for rows without pairs."""
-    if "--loss_type" not in row.flags or "--share_prompts False" in " ".join(flags):
+def own_tokens(row: Workload, train: Sequence[Mapping[str, Any]], steps: int) -> float:
+    """The tokens of both texts of pairs for each token that finetuning.py computed; 1 for rows without pairs.
+
+    Args:
+        train: the events of its steps, whose counts say whether pairs shared their prompt.
+    """
+    if "num_pairs" not in train[0]:
         return 1.0
     with mock.patch.dict(os.environ, row.variables(steps)):
         pairs = getattr(random_rows, row.dataset_function)(None, range(1000), "train")  # any tokens: lengths count
     num_own = sum(len(pair["input_ids"]) for pair in pairs)
     # The last token of a prompt is before both answers.
     num_shared = sum(int(np.argmax(pair["labels"] != -100)) - 1 for pair in pairs)
-    return num_own / (num_own - num_shared)
+    per_pair = sum(event["num_tokens"] for event in train) / sum(event["num_pairs"] for event in train)
+    were_shared = per_pair * len(pairs) < num_own - num_shared / 2
+    return num_own / (num_own - num_shared) if were_shared else 1.0
 
 
 def lines_to_run(rows: Sequence[str], peers: Sequence[str], variants: Sequence[str]) -> Iterator[tuple[str, str]]:

@@ -47,9 +47,10 @@ def test_lines_that_are_there_are_not_run_again(tmp_path: Path, capsys: pytest.C
 
 def test_tokens_of_pairs_are_those_of_both_texts_though_they_share_their_prompt() -> None:
     row = WORKLOADS[OF_ROWS["P8"]]  # texts of 1,024 tokens, half of them prompt
-    assert own_tokens(row, [], 12) == 2048 / (2048 - 511)
-    assert own_tokens(row, ["--share_prompts", "False"], 12) == 1
-    assert own_tokens(WORKLOADS[OF_ROWS["P4"]], [], 12) == 1
+    shared, whole = ({"num_tokens": 4 * of_pair, "num_pairs": 4} for of_pair in (2048 - 511, 2048))
+    assert own_tokens(row, [shared] * 3, 12) == 2048 / (2048 - 511)
+    assert own_tokens(row, [whole] * 3, 12) == 1
+    assert own_tokens(WORKLOADS[OF_ROWS["P4"]], [{"num_tokens": 8192}], 12) == 1
 
 
 def test_a_peer_is_asked_for_what_the_row_trains() -> None:
