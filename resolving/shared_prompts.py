@@ -76,8 +76,6 @@ def _what_hinders(
     train = config.train_config
     if train.batching_strategy != "packing":
         return "under --batching_strategy padding each answer has a row to itself"
-    if train.use_peft and train.peft_method == "prefix":
-        return "a prefix is in a cache"
     # Without weights: that takes a fraction of a second. The choice of attention is kept in the config, so the run's
     # own, which makes it later, is not given.
     model = build_model(train, deepcopy(model_config), task.AUTO_MODEL, precision.storage_dtype)

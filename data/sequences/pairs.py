@@ -83,7 +83,7 @@ class AnswerPairs(Sequences):
         lines = super().describe(split)
         if (num_shared := int(self.shared_lengths.sum())) > 0:
             share = num_shared / (len(self.input_ids) + num_shared)
-            lines.append(f"{split}: the answers of a pair share their prompt: {share:.0%} of all tokens less")
+            lines.append(f"{split}: the answers of a pair share their prompt: {100 * share:.0f} % of all tokens less")
         return lines
 
     def more_of_joined(self, parts: Sequence[Sequences]) -> dict[str, Any]:

@@ -108,10 +108,9 @@ def test_a_shared_prompt_is_there_once_and_its_last_token_before_each_answer(pro
     assert (shared.lengths + shared.shared_lengths).tolist() == whole.lengths.tolist()
     assert (shared.num_truncated, shared.num_tokens_cut) == (whole.num_truncated, whole.num_tokens_cut)
     saved = int(shared.shared_lengths.sum())
+    percent = 100 * saved / whole.lengths.sum()
     assert shared.describe("train")[-1:] == (
-        [f"train: the answers of a pair share their prompt: {saved / whole.lengths.sum():.0%} of all tokens less"]
-        if saved
-        else []
+        [f"train: the answers of a pair share their prompt: {percent:.0f} % of all tokens less"] if saved else []
     )
 
 
