@@ -18,6 +18,7 @@ from data.batches.order import epoch_order
 from data.batches.padding import PaddedWidth, padding_share
 from data.batches.rows import Rows
 from data.pipeline import RunData
+from data.sequences.pairs import AnswerPair
 from data.sequences.tokenized import Sequences
 from data.tokens.labels import IGNORE_INDEX
 from data.tokens.spans import TextSpan
@@ -70,7 +71,7 @@ def preview_data(
 def sample_spans(examples: Sequences, tokenizer: PreTrainedTokenizerBase) -> list[TextSpan]:
     """The first sample as text, with special tokens; if it is a conversation of several samples, all of these.
 
-    A source and its target stand one below the other.
+    A source and its target stand one below the other, and so do both texts of a pair.
     Control characters are shown by their codes (`\\x1b`).
     """
     num_samples = 1
@@ -82,6 +83,9 @@ def sample_spans(examples: Sequences, tokenizer: PreTrainedTokenizerBase) -> lis
             heading = f"[sample {number + 1} of {num_samples} of the first conversation]\n"
             spans.append(TextSpan(f"\n{heading}" if number else heading, False))
         sequence = examples[number]
+        if isinstance(sequence, AnswerPair):
+            spans += _both_texts(tokenizer, sequence)
+            continue
         ids, labels = sequence[:2]
         if (places := getattr(sequence, "places", None)) is not None:
             ids, labels = _one_token_each(ids, labels, places)
@@ -98,6 +102,13 @@ def sample_spans(examples: Sequences, tokenizer: PreTrainedTokenizerBase) -> lis
         else:
             spans += _shortened(tokenizer, ids, labels != IGNORE_INDEX, SHOWN_TOKENS // num_samples)
     return spans
+
+
+def _both_texts(tokenizer: PreTrainedTokenizerBase, pair: AnswerPair) -> Iterator[TextSpan]:
+    """Each with its prompt, also if they share it."""
+    for heading, text in zip(("[chosen]\n", "\n[rejected]\n"), pair.texts, strict=True):
+        yield TextSpan(heading, False)
+        yield from _shortened(tokenizer, text.input_ids, text.labels != IGNORE_INDEX, SHOWN_TOKENS // 2)
 
 
 def _one_token_each(ids: np.ndarray, labels: np.ndarray, places: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -25,6 +25,7 @@ from data.batches.padding import PaddedWidth
 from data.batches.rows import make_rows
 from data.batches.step_loader import StepLoader
 from data.sequences.causal import build_sequences
+from data.sequences.pairs import build_pairs
 from data.sequences.tokenized import Sequences
 from data.tokens.loss_mask import tokenize_spans
 from data.tokens.spans import TextSpan
@@ -81,6 +82,20 @@ def test_the_spans_are_the_whole_text_wherever_they_are_cut(tokenizer: Any, text
     shown = "".join(span.text for span in spans)
     codes = [c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in whole]
     assert shown == "".join(codes)
+
+
+@pytest.mark.parametrize("shares_prompts", [False, True])
+def test_both_texts_of_a_pair_are_shown_whole(tokenizer: Any, shares_prompts: bool) -> None:
+    prompt, *answers = (tokenizer.encode(text, add_special_tokens=False) for text in ("Is it?", " Yes.", " No."))
+    row = {
+        "input_ids": [token for answer in answers for token in (*prompt, *answer)],
+        "labels": [token for answer in answers for token in (*[-100] * len(prompt), *answer)],
+        "sample_lengths": [len(prompt) + len(answer) for answer in answers],
+    }
+    pairs = build_pairs([row], name="x", context_length=64, shares_prompts=shares_prompts)
+    assert marked(sample_spans(pairs, tokenizer)) == (
+        "[chosen]\nIs it?[learned] Yes.[/learned]\n[rejected]\nIs it?[learned] No.[/learned]"
+    )
 
 
 def test_what_would_steer_the_terminal_is_not_printed(tokenizer: Any) -> None:
