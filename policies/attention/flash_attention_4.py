@@ -12,15 +12,16 @@ purpose; torch 2.11 reads fewer outputs than they have since.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from importlib.util import find_spec
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from torch.utils.flop_counter import register_flop_formula, sdpa_backward_flop_count, sdpa_flop_count
+from torch.utils.flop_counter import register_flop_formula, sdpa_flop_count
 from transformers import PreTrainedConfig
 
+from policies.attention.sequence_flops import backward_flop_count, flops_of_sequences
 from policies.mixed_precision import Precision
 from utils.compat import has_sinks
 from utils.errors import in_one_line
@@ -200,10 +201,8 @@ def attend(
     """The output, and fp32 [batch, heads, seq] or [heads, tokens]: the logarithm of each query's sum."""
     from flash_attn.cute.interface import _flash_attn_fwd
 
-    offsets = (cu_seqlens, cu_seqlens_k, max_length, max_length_k)
-    output, log_sums, *_ = _flash_attn_fwd(
-        query, key, value, **_options(*offsets, scale, window, sinks), return_lse=True
-    )
+    options = _options(cu_seqlens, cu_seqlens_k, max_length, max_length_k, scale, window, sinks)
+    output, log_sums, *_ = _flash_attn_fwd(query, key, value, **options, return_lse=True)
     return output, log_sums
 
 
@@ -288,37 +287,6 @@ def _backward(ctx: Any, grad: torch.Tensor, _: torch.Tensor) -> tuple[torch.Tens
 
 
 attend.register_autograd(_backward, setup_context=_keep)
-
-
-def flops_of_sequences(
-    flops: Callable[..., int],
-    query: torch.Tensor,
-    cu_seqlens: torch.Tensor | None,
-    cu_seqlens_k: torch.Tensor | None,
-) -> int:
-    """FLOPs of causal attention of all, or of each sequence. Grouped heads cost what all heads would.
-
-    Half of what torch counts without causality is left out (reporting/flop_counter.py), of queries and their own keys.
-
-    Args:
-        flops: of attention without causality, by the shapes [batch, heads, seq, head_dim] of queries, keys and values.
-    """
-    if cu_seqlens is None or cu_seqlens_k is None:
-        batch, length, heads, size = query.shape
-        sequences = [(batch, length, length)]
-    else:
-        _, heads, size = query.shape
-        sequences = [(1, *of) for of in zip(cu_seqlens.diff().tolist(), cu_seqlens_k.diff().tolist(), strict=True)]
-    total = 0
-    for batch, queries, keys in sequences:
-        own, seen = (batch, heads, queries, size), (batch, heads, keys, size)
-        total += flops(own, seen, seen) - flops(own, own, own) // 2
-    return total
-
-
-def backward_flop_count(query: Any, key: Any, value: Any) -> int:
-    """FLOPs of attention's backward without causality, by the shapes of forward."""
-    return sdpa_backward_flop_count(query, query, key, value)
 
 
 @register_flop_formula(torch.ops.flash_attention_4.attend, get_raw=True)

@@ -23,7 +23,8 @@ import torch
 from torch.utils.flop_counter import register_flop_formula, sdpa_flop_count
 
 from policies.attention.each_sequence import flash_backward, flash_forward
-from policies.attention.flash_attention_4 import NO_WINDOW, backward_flop_count, flops_of_sequences
+from policies.attention.flash_attention_4 import NO_WINDOW
+from policies.attention.sequence_flops import backward_flop_count, flops_of_sequences
 
 _aten = torch.ops.aten
 
