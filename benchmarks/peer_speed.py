@@ -8,9 +8,10 @@ each of them (trl, torchtune, unsloth, axolotl, nemo_automodel), since they pin 
 clip gradients at 1.0, train at one constant learning rate and without dropout. Each --ours= gives flags of
 finetuning.py, for a line of the table; empty: none. The losses of the first ten steps are compared with those of the
 row's first finetuning.py; packed rows differ from tool to tool. Tokens of pairs are those of both texts, also if they
-share their prompt: so tokens/s compare pairs/s. Clock and power are nvidia-smi's while steps run. The
-rate of a large bf16 matrix product is measured in each call. Lines that --results holds are not run again, and a call
-begins nothing after --minutes. Machines differ by some percent, so compare lines of one machine.
+share their prompt: so tokens/s compare pairs/s, and TFLOP/s of peers, which compute a prompt twice, are too low. Clock
+and power are nvidia-smi's while steps run. The rate of a large bf16 matrix product is measured in each call. Lines that
+--results holds are not run again, and a call begins nothing after --minutes. Machines differ by some percent, so
+compare lines of one machine.
 """
 
 from __future__ import annotations

@@ -102,7 +102,7 @@ def test_a_delta_rule_of_a_model_of_images_alone_is_seen() -> None:
     found = stateful_class(config)
     assert found is not None
     assert packages_of(found) == {"fla"}
-    assert "loop of glm5_next's delta rule" in str(why_slow_to_compile(config))
+    assert "the loop over tokens of glm5_next layers" in str(why_slow_to_compile(config))
     assert state_layers(found._from_config(_tiny_glm5_next()))
 
 
