@@ -5,8 +5,9 @@
     python -m benchmarks.dialogue_losses --rows tiny-lora --length 256                  # a CPU
 
 Each row trains twenty steps compiled, uncompiled, and by transformers' own attention; their batches are the same, so
-are their losses. Packed rows and padded ones hold other dialogues in a step, so the loss of all of them is
-compared before training (at a learning rate of nearly nothing).
+are their losses. Where transformers' attention cannot tell packed documents apart, padded rows are beside it, compiled.
+Packed rows and padded ones hold other dialogues in a step, so the loss of all of them is compared before training (at a
+learning rate of nearly nothing).
 """
 
 from __future__ import annotations
@@ -14,9 +15,12 @@ from __future__ import annotations
 import argparse
 import json
 import tempfile
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 from benchmarks.runs.launch import launch
 from benchmarks.runs.measurements import read_events
@@ -25,7 +29,6 @@ from benchmarks.runs.workload import Workload
 from benchmarks.training_speed import ROWS
 
 DIALOGUES = ["--dataset", "samsum_dataset", "--samsum_dataset.data_path", "datasets/samples/dialogue_summary"]
-Losses = tuple[list[float], float]  # of the steps, and of the validation dialogues after them
 WAYS: dict[str, list[str]] = {
     "compiled": ["--compile"],  # by default a run this short would not be
     "uncompiled": ["--compile", "False"],
@@ -33,6 +36,14 @@ WAYS: dict[str, list[str]] = {
 }
 PADDED = ["--batching_strategy", "padding"]
 UNTRAINED = ["--lr", "1e-12"]
+
+
+class Losses(NamedTuple):
+    """What a run measured."""
+
+    steps: list[float]
+    validation: float  # of the validation dialogues after the steps
+    num_tokens: list[int]  # of each step, so of its batch
 
 
 def losses(row: Workload, flags: list[str], steps: int, folder: Path) -> Losses:
@@ -50,7 +61,8 @@ def losses(row: Workload, flags: list[str], steps: int, folder: Path) -> Losses:
         raise RuntimeError(failure)
     events = read_events(output)
     evaluated = [event["loss"] for event in events if event["event"] == "eval"]
-    return [event["loss"] for event in events if event["event"] == "train"], evaluated[-1]
+    train = [event for event in events if event["event"] == "train"]
+    return Losses([event["loss"] for event in train], evaluated[-1], [event["num_tokens"] for event in train])
 
 
 def _but(words: list[str], others: list[str]) -> list[str]:
@@ -68,19 +80,33 @@ def begin(row: Workload, steps: int, folder: Path, pool: ThreadPoolExecutor) -> 
     return runs
 
 
-def line(name: str, runs: dict[str, Future[Losses]]) -> str:
-    """A row of the table."""
+def most_apart(one: Losses, other: Losses) -> float:
+    """The largest relative difference of two runs' losses of a step.
+
+    Raises:
+        ValueError: their batches are not the same.
+    """
+    if one.num_tokens != other.num_tokens:
+        raise ValueError("batches of the two runs are not the same")
+    return max(abs(a - b) / b for a, b in zip(one.steps, other.steps, strict=True))
+
+
+def line(name: str, runs: dict[str, Future[Losses]], again_padded: Callable[[], Losses]) -> str:
+    """A row of the table.
+
+    Args:
+        again_padded: trains compiled on padded rows, as transformers' attention may have to.
+    """
     failed = {way: str(run.exception()).strip().splitlines()[-1] for way, run in runs.items() if run.exception()}
     if failed:
         return f"| {name} | failed: {failed} |"
     found = {way: run.result() for way, run in runs.items()}
-    compiled = found["compiled"][0]
-    apart = [
-        max(abs(a - b) / b for a, b in zip(compiled, other, strict=True))
-        for other in (found[way][0] for way in WAYS if way != "compiled")
-    ]
-    packed, padded = found["packed"][1], found["padded"][1]
-    cells = [name, f"{compiled[0]:.4f} -> {compiled[-1]:.4f}", *(f"{most:.1e}" for most in apart)]
+    compiled, of_transformers = found["compiled"], found["transformers' attention"]
+    same_batches = compiled.num_tokens == of_transformers.num_tokens
+    beside = most_apart(compiled if same_batches else again_padded(), of_transformers)
+    packed, padded = found["packed"].validation, found["padded"].validation
+    cells = [name, f"{compiled.steps[0]:.4f} -> {compiled.steps[-1]:.4f}"]
+    cells += [f"{most_apart(compiled, found['uncompiled']):.1e}", f"{beside:.1e}{'' if same_batches else ', padded'}"]
     return f"| {' | '.join([*cells, f'{abs(packed - padded) / padded:.1e}'])} |"
 
 
@@ -112,9 +138,10 @@ def main() -> None:
                 if options.layers:
                     cut(Path(temporary) / row.shape, options.layers)
             cut_name = f"{name}, {options.layers} layers" if options.layers else name
-            begun[cut_name] = begin(row, options.steps, Path(temporary), pool)
-        for name, runs in begun.items():
-            print(line(name, runs), flush=True)
+            padded = partial(losses, row, [*WAYS["compiled"], *PADDED], options.steps, Path(temporary))
+            begun[cut_name] = begin(row, options.steps, Path(temporary), pool), padded
+        for name, (runs, padded) in begun.items():
+            print(line(name, runs, padded), flush=True)
 
 
 if __name__ == "__main__":

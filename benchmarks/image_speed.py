@@ -6,34 +6,33 @@
 LoRA on the language model of Qwen2.5-VL-7B's shape, random weights, one GPU: `uniform` are pictures of 448 x 448 pixels
 with short answers, `mix` are one to four pictures of 224 to 1,344 pixels a side with answers of 5 to 300 tokens.
 `uniform-half` and `mix-half` are those on half the layers; `qwen3-vl-4b-2` trains all weights over two GPUs, whose
-tokens/s are those of each. TRL trains in several forms, since neither packs. Every run is a fork of one process, which
-has imported all it needs. Lines that --results holds are not run again, and a call begins nothing after --minutes.
+tokens/s are those of each. TRL trains in several forms, since neither packs. Runs of finetuning.py share a process.
+Lines that --results holds are not run again, and a call begins nothing after --minutes.
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib
+import contextlib
 import json
 import math
 import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from benchmarks.matrix.run_workers import RunWorkers
+from benchmarks.peers.calls import printed_figures
 from benchmarks.pictures.chats import write_picture_chats
 from benchmarks.pictures.shapes import make_image_shape
 from benchmarks.pictures.workloads import WORKLOADS, PictureWorkload, StepForm
-from benchmarks.runs.forked_commands import run_forked, run_script, wait
-from benchmarks.runs.launch import ROOT, free_port
 from benchmarks.runs.measurements import WARMUP_STEPS, read_events, speed_figures, teraflops_per_token
 from data.processors.processor_loading import read_processor
-
-LATE = ("torch._dynamo", "torch._inductor", "peft", "datasets", "accelerate", "preparation.prepare")
 
 
 def lines_of(names: Sequence[str], with_peers: bool) -> Iterator[tuple[str, str]]:
@@ -53,8 +52,12 @@ def _peer_name(form: StepForm) -> str:
     return f"TRL, {form.micro_batch} x {form.accumulation}{more}"
 
 
-def measure(name: str, tool: str, options: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """The figures of one line; `failed` says why there are none."""
+def measure(name: str, tool: str, options: argparse.Namespace, folder: Path, workers: RunWorkers) -> dict[str, Any]:
+    """The figures of one line; `failed` says why there are none.
+
+    Args:
+        workers: of as many ranks as the workload.
+    """
     workload, model, pictures = WORKLOADS[name], folder / WORKLOADS[name].shape, folder / f"pictures-{name}"
     if not model.exists():
         make_image_shape(model, workload.shape)
@@ -64,49 +67,39 @@ def measure(name: str, tool: str, options: argparse.Namespace, folder: Path) -> 
     output = folder / f"run-{name}-{tool}".replace(" ", "").replace(",", "-")
     peer = next((form for form in workload.peers if _peer_name(form) == tool), None)
     if peer is not None:
-        return peer_figures(peer, options, model, pictures, output.with_suffix(".log"))
+        return peer_figures(peer, options, model, pictures)
     failures = []
     for compiles in dict.fromkeys((options.compile, "False")):
         flags = ours(workload, tool == "packed", options, model, pictures, output)
         flags += ["--compile", compiles]
         print("$ finetuning.py", *flags, flush=True)
-        run = partial(run_script, flags, ROOT)
-        failure, _ = in_forks(run, workload.nproc, output.with_suffix(".log"), options.seconds)
-        if not failure:
+        ends = workers.run(flags, options.seconds)
+        output.with_suffix(".log").write_text("\n".join(end.text for end in ends))
+        if not any(end.status for end in ends):
             return figures_of(output) | {"compiled": compiles}
-        failures.append(f"--compile {compiles}: {failure}")
+        said = next(end.text for end in ends if end.status).split("\n")
+        last = [line for line in said if line.strip()][-1:]
+        failures.append(f"--compile {compiles}: exit {[end.status for end in ends]}: {' '.join(last)[:300]}")
         print(failures[-1], flush=True)
     return {"failed": "; ".join(failures)}
 
 
-def peer_figures(form: StepForm, options: argparse.Namespace, model: Path, pictures: Path, log: Path) -> dict[str, Any]:
+def peer_figures(form: StepForm, options: argparse.Namespace, model: Path, pictures: Path) -> dict[str, Any]:
     """The figures of TRL's run; with torch's own attention if it does not take the fastest that is installed."""
+    asked: dict[str, Any] = {"micro_batch": form.micro_batch, "accumulation": form.accumulation}
+    asked |= {"activation_checkpointing": form.recomputes, "steps": options.steps, "workers": options.workers}
+    words = [sys.executable, "-m", "benchmarks.peers.trl_image_trainer", str(model), str(pictures)]
+    words += [f"--{name}={value}" for name, value in asked.items()]
     failures = []
     for attention in ("auto", "sdpa"):
-        run = partial(run_peer, form, attention, options, model, pictures)
-        failure, printed = in_forks(run, 1, log, options.seconds)
-        if not failure:
-            return dict(json.loads(printed.splitlines()[-1]))
-        failures.append(f"{attention}: {failure}")
+        found = printed_figures([*words, f"--attention={attention}"], {}, options.peer_path, options.seconds)
+        if "failed" not in found:
+            return found
+        failures.append(f"{attention}: {found['failed']}")
         print(failures[-1], flush=True)
-        if "OutOfMemory" in failure:
+        if "OutOfMemory" in failures[-1]:
             break
     return {"failed": "; ".join(failures)}
-
-
-def in_forks(run: Callable[[], Any], nproc: int, log: Path, seconds: float) -> tuple[str, str]:
-    """Why one of the ranks failed, or "", and what the first of them printed. They are ended after so many seconds."""
-    variables = {"WORLD_SIZE": str(nproc), "LOCAL_WORLD_SIZE": str(nproc), "MASTER_ADDR": "127.0.0.1"}
-    variables |= {"MASTER_PORT": str(free_port())}
-    deadline = time.monotonic() + seconds
-    logs = [log.with_name(f"{log.name}-{rank}") if rank else log for rank in range(nproc)]
-    pids = [
-        run_forked(run, file, **(variables | {"RANK": str(rank), "LOCAL_RANK": str(rank)} if nproc > 1 else {}))
-        for rank, file in enumerate(logs)
-    ]
-    statuses, printed = [wait(pid, deadline) for pid in pids], log.read_text(errors="replace")
-    last = [line for line in printed.splitlines() if line.strip()][-1:]
-    return (f"exit {statuses}: {' '.join(last)[:300]}" if any(statuses) else "", printed)
 
 
 def ours(
@@ -136,20 +129,6 @@ def ours(
     }
     switches = ["--random_weights", "--gradient_clipping", "--overwrite"]
     return [*(str(word) for pair in settings.items() for word in pair), *switches, *workload.flags, *options.ours]
-
-
-def run_peer(form: StepForm, attention: str, options: argparse.Namespace, model: Path, pictures: Path) -> None:
-    sys.path[:0] = [str(options.peer_path)] if options.peer_path else []
-    trainer = importlib.import_module("benchmarks.peers.trl_image_trainer")
-    trainer.main(
-        str(model),
-        str(pictures),
-        *form[:2],
-        steps=options.steps,
-        activation_checkpointing=form.recomputes,
-        workers=options.workers,
-        attention=attention,
-    )
 
 
 def figures_of(run_folder: Path) -> dict[str, Any]:
@@ -211,16 +190,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         results = {(line.pop("workload"), line.pop("tool")): line for line in kept}
     lines = list(lines_of(options.workloads, with_peers=not options.no_peers))
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    for module in LATE:
-        importlib.import_module(module)
-    with tempfile.TemporaryDirectory() as temporary:
+    with tempfile.TemporaryDirectory() as temporary, contextlib.ExitStack() as stack:
         folder = (options.output_dir or Path(temporary)).resolve()
         folder.mkdir(parents=True, exist_ok=True)
+        sizes = {WORKLOADS[name].nproc for name, _ in lines}
+        workers = {size: RunWorkers(size, Path(temporary), num_gpus=torch.cuda.device_count()) for size in sizes}
+        for of_size in workers.values():
+            stack.callback(of_size.close)
         for line in [line for line in lines if line not in results]:
             if time.monotonic() > deadline:
                 break
             began = time.monotonic()
-            results[line] = found = measure(*line, options, folder)
+            results[line] = found = measure(*line, options, folder, workers[WORKLOADS[line[0]].nproc])
             print(f"{' '.join(line)}: {time.monotonic() - began:.0f} s, {json.dumps(found)}", flush=True)
             if "failed" not in found:  # else the next call tries again
                 with options.results.open("a") as file:

@@ -172,9 +172,6 @@ class LongRows:
             after = max((end.peaks.get("seconds", 0.0) for end in ends), default=0.0)
             statuses = f"{[end.status for end in ends]} after {after:.0f} s of the run"
             print(f"{name}: {ended}, exit statuses {statuses} [{seconds:.0f} s]\n{said}", flush=True)
-        # A process that still holds memory of the row would add it to the next one's peak.
-        if max(end.figures.get("left_bytes", 0) for end in ends) > 2**26:
-            workers.close()
         shutil.rmtree(output, ignore_errors=True)
 
 

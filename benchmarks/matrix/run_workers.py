@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from benchmarks.runs.launch import ROOT, free_port, num_parts_of, of_part
 from benchmarks.runs.peak_watch import read_peaks
 
+LEFT_BYTES = 2**26
 TORCHRUN_SECONDS = 30  # from its SIGTERM to its SIGKILL
 
 
@@ -89,13 +90,16 @@ class RunWorkers:
             process.stdin.flush()
         replies = self._replies(deadline)
         statuses = [0 if reply else _status(process) for process, reply in zip(self._processes, replies, strict=True)]
-        if any(statuses) or self.runs_once:
-            self.close()
         texts = [output.read_text(errors="replace") if output.exists() else "" for output in outputs]
-        return [
+        ends = [
             RankEnd(status, text, json.loads(reply or "{}"), read_peaks(file))
             for status, text, reply, file in zip(statuses, texts, replies, peaks, strict=True)
         ]
+        # What a process still holds of a run would be in the peak of the next.
+        holds_memory = max(end.figures.get("left_bytes", 0) for end in ends) > LEFT_BYTES
+        if any(statuses) or self.runs_once or holds_memory:
+            self.close()
+        return ends
 
     def close(self) -> None:
         for process in self._processes:

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -90,16 +91,26 @@ def run_peer(
     tool: Peer, row: Workload, steps: int, folder: Path, peer_path: str | None, limit_seconds: float | None
 ) -> dict[str, Any]:
     """The figures of a peer's run."""
+    packages = str(Path(peer_path) / tool.folder) if peer_path else None
     command = command_of(tool, row, steps, folder / row.shape)
-    variables = tool.variables | row.variables(steps)
-    packages = [str(Path(peer_path).resolve() / tool.folder)] if peer_path else []
-    paths = [*packages, str(ROOT), os.environ.get("PYTHONPATH", "")]
-    variables["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+    return printed_figures(command, tool.variables | row.variables(steps), packages, limit_seconds)
+
+
+def printed_figures(
+    command: Sequence[str], variables: Mapping[str, str], packages: str | None, limit_seconds: float | None
+) -> dict[str, Any]:
+    """The figures that a command prints as its last JSON object; `failed` says why there are none.
+
+    Args:
+        packages: folder that its packages are imported from, before installed ones.
+        limit_seconds: it is ended after so long.
+    """
+    paths = [str(Path(packages).resolve()) if packages else "", str(ROOT), os.environ.get("PYTHONPATH", "")]
     print("$", *command[1:], flush=True)
     process = subprocess.Popen(
         command,
         cwd=ROOT,
-        env=os.environ | variables,
+        env=os.environ | variables | {"PYTHONPATH": os.pathsep.join(filter(None, paths))},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -35,7 +35,6 @@ def test_a_tiny_model_trains_both_ways_and_lines_that_are_there_are_not_run_agai
     results = tmp_path / "images.jsonl"
     command = ["-m", "benchmarks.image_speed", "--results", str(results), "--workloads", "tiny"]
     command += ["--no_peers", "--compile", "False", "--steps", "6", "--workers", "0"]
-    # A process of its own: its runs are forks of it, which torch computes in only if the process has no threads.
     first, second = (run_forked(command) for _ in range(2))
     assert first.returncode == second.returncode == 0, first.stdout + first.stderr
     written = [json.loads(line) for line in results.read_text().splitlines()]
