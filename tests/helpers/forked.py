@@ -18,6 +18,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 # pytest's workers share one server: the name of its socket is that of the test run.
 _ADDRESS = f"\0finetuning-tests-{os.environ.get('PYTEST_XDIST_TESTRUNUID', os.getpid())}"
+SERVER_ENDED = "the fork server has ended; start pytest with FORK_SERVER_LOG=1 to see why"
 WRITE_STACKS = signal.SIGRTMIN  # lets a fork write to stderr where its threads are
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
 
@@ -72,7 +73,10 @@ class Fork:
     ) -> None:
         start_server()
         self.returncode: int | None = None
-        self._connection = _connect()
+        try:
+            self._connection = _connect()
+        except ConnectionRefusedError:
+            raise RuntimeError(SERVER_ENDED) from None
         request = {
             "run": pickle.dumps(run) if callable(run) else [str(word) for word in run],
             "cwd": str(cwd),
@@ -108,7 +112,7 @@ class Fork:
     def _receive(self, flags: int) -> None:
         message = self._connection.recv(100, flags)
         if not message:
-            raise RuntimeError("the fork server has ended; start pytest with FORK_SERVER_LOG=1 to see why")
+            raise RuntimeError(SERVER_ENDED)
         status, cpu_seconds = message.split()
         self.returncode, self.cpu_seconds = int(status), float(cpu_seconds)
         self._connection.close()
