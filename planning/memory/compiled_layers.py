@@ -51,6 +51,7 @@ class CompiledLayer(TorchDispatchMode):
         self._fixed: set[int] = set()  # storages that products read or return
         self._outputs_of_products: set[int] = set()
         self._saved: list[torch.Tensor] = []
+        self._adapted: dict[int, int] = {}  # by width: the bytes of what adapters add to, or multiply, of that width
         self._existing = {_key(leaf) for leaf in tree_leaves(existing) if isinstance(leaf, torch.Tensor)}
 
     @contextmanager
@@ -68,6 +69,18 @@ class CompiledLayer(TorchDispatchMode):
             key: tensor.untyped_storage().nbytes() if key in returned else self._bytes_of(key, tensor, there)
             for key, tensor in kept.items()
         }
+
+    def fused_bytes(self, hidden: int) -> int:
+        """The bytes more that are there at once if backward computes the layer again, in the same graph.
+
+        inductor fuses an MLP's elementwise code, of forward and of backward, into a kernel or two. They read what
+        adapters add, in fp32 and not summed yet, and write the adapter's input after dropout twice, for two products.
+        Of Llama-3.1-8B with adapters on all projections these are 112 and 56 KiB per token (docs/decisions.md).
+
+        Args:
+            hidden: the width of hidden states; what is no wider is not there at the fullest moment.
+        """
+        return self._adapted[widest] if (widest := max(self._adapted, default=0)) > hidden else 0
 
     def _bytes_of(self, key: int, tensor: torch.Tensor, there: Collection[int]) -> int:
         """The bytes kept of one storage: those of its saved slices, if it is computed from storages that are there."""
@@ -118,12 +131,19 @@ class CompiledLayer(TorchDispatchMode):
                 # The gradient of one factor needs the other.
                 if any(other.requires_grad for other in (*inputs[:index], *inputs[index + 1 :])):
                     self._fixed.add(_key(source))
+        self._note_adapted(function, args, outputs)
         # Random masks are not kept: they are drawn again from their seeds.
         if function is _aten.bernoulli_.float:
             self._existing.add(_key(outputs))
         if function is _aten.native_dropout.default:
             self._existing.add(_key(outputs[1]))
         return outputs
+
+    def _note_adapted(self, function: Any, args: Any, outputs: Any) -> None:
+        wide = outputs if function is torch.ops.lora.product_up.default else args[0] if _drops(function, args) else None
+        if wide is not None:
+            size = wide.nbytes if wide is outputs else 2 * wide.nbytes
+            self._adapted[wide.shape[-1]] = self._adapted.get(wide.shape[-1], 0) + size
 
     def _save(self, tensor: torch.Tensor) -> torch.Tensor:
         self._saved.append(tensor)

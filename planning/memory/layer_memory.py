@@ -35,6 +35,16 @@ class LayerBytes:
     moved: int = 0  # activations in host memory until backward; not part of `kept`
     on_host: int = 0  # host memory that these take
     movable: tuple[int, ...] = ()  # bytes of each storage that offloading would move
+    fused: int = 0  # bytes more in backward if that computes the layer again, compiled (compiled_layers.py)
+
+    def recomputed_as(self, compiled: LayerBytes) -> LayerBytes:
+        """The same of a recomputed layer whose backward, recomputation included, is one compiled graph.
+
+        Args:
+            compiled: of the same layer, compiled and not recomputed.
+        """
+        backward, with_grads = compiled.backward + compiled.fused, compiled.backward_with_grads + compiled.fused
+        return replace(self, backward=backward, backward_with_grads=with_grads)
 
     def offloaded(self) -> LayerBytes:
         """The same, with its movable activations in host memory."""
@@ -51,6 +61,11 @@ class PassBytes:
     loss: LayerBytes  # of everything after the last layer: norm, head and loss
     embedding_backward: int  # the peak after the first layer's backward, its gradients included
 
+    def recomputed_as(self, compiled: PassBytes) -> PassBytes:
+        """The same with layers as `LayerBytes.recomputed_as`."""
+        pairs = zip(self.layers, compiled.layers, strict=True)
+        return replace(self, layers=tuple((layer, use.recomputed_as(other)) for (layer, use), (_, other) in pairs))
+
 
 @dataclass
 class _Measured:
@@ -64,6 +79,7 @@ class _Measured:
     released: int = 0  # bytes of its input, if backward does not need it
     compiled: int | None = None  # bytes that it keeps if it is compiled
     movable: tuple[int, ...] = ()  # bytes of each storage that offloading would move
+    fused: int = 0  # bytes more in backward if that computes it again, compiled
     freed: int = 0  # bytes that the pass counts in backward, and compiled code has freed by then
 
     def use(self) -> LayerBytes:
@@ -78,7 +94,7 @@ class _Measured:
             # Backward begins with fewer bytes, so its peaks are lower by as much.
             less = kept - self.compiled
             use = LayerBytes(self.compiled, self.compiled + self.forward.unpacked, backward - less, with_grads - less)
-        return replace(use, movable=self.movable)
+        return replace(use, movable=self.movable, fused=self.fused)
 
 
 @dataclass
@@ -222,12 +238,13 @@ def _run_as_if_compiled(
         outputs = own(*args, **kwargs)
     kept = followed.kept_bytes(outputs)
     measured.compiled = sum(kept.values())
+    states = own_input(args, kwargs)
+    measured.fused = 0 if states is None else followed.fused_bytes(states.shape[-1])
     if state.moves != "nothing":
         # A layer moves its input. Its output is the next layer's input, and moves with that.
         for leaf in tree_leaves(outputs):
             kept.pop(key_of(leaf) if isinstance(leaf, torch.Tensor) else 0, None)
-        hidden = own_input(args, kwargs)
-        of_input = 0 if hidden is None else state.live.size_of(hidden)
+        of_input = 0 if states is None else state.live.size_of(states)
         measured.movable = tuple(size for size in (*kept.values(), of_input) if size >= MIN_BYTES)
     return outputs
 

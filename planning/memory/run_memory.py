@@ -183,6 +183,21 @@ def bytes_of_pass(
     planned: PlannedModel, card: Card, num_rows: int, widths: tuple[int, ...], rows: RowLengths, *, trains: bool = True
 ) -> PassBytes:
     """The bytes that the layers of a run keep for one micro-batch of this shape."""
+    found = _measured_pass(planned, card, num_rows, widths, rows, trains=trains)
+    checkpointing = planned.empty.checkpointing
+    if not trains or not planned.config.train_config.compile or checkpointing.tile_tokens:
+        return found
+    if checkpointing.strongest != "full":
+        return found
+    # Backward computes such layers again in its own graph, of which it keeps what compiled layers keep.
+    compiled = _measured_pass(with_checkpointing(planned, checkpointing.alike("off")), card, num_rows, widths, rows)
+    with_checkpointing(planned, checkpointing)
+    return found.recomputed_as(compiled)
+
+
+def _measured_pass(
+    planned: PlannedModel, card: Card, num_rows: int, widths: tuple[int, ...], rows: RowLengths, *, trains: bool = True
+) -> PassBytes:
     model, train = planned.adapted.model, planned.config.train_config
     compiles = trains and bool(train.compile) and planned.empty.checkpointing.strongest == "off"
     layers = outermost(find_layers(planned.adapted.base))

@@ -117,7 +117,8 @@ def _keep_up(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
 
 def _backward_up(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
     low, weight = ctx.saved_tensors
-    rows = grad.flatten(0, -2).to(ctx.dtype)
+    # Cast first: the layer's other product casts the same gradient, and compiled code then keeps one copy, not two.
+    rows = grad.to(ctx.dtype).flatten(0, -2)
     grad_weight = _narrow_product(rows.T, low.flatten(0, -2)) if ctx.needs_input_grad[1] else None
     return _narrow_product(rows, weight).view_as(low), grad_weight, None, None, None
 

@@ -66,3 +66,14 @@ def test_a_slice_of_what_is_computed_from_kept_tensors_counts_alone() -> None:
         output = layer(hidden)
     sums, first, second = 10 * 48 * 4, 10 * 16 * 4, 10 * 16 * 4
     assert sum(followed.kept_bytes(output).values()) == sums + first + second + output.nbytes
+
+
+def test_adapters_of_wide_products_count_where_backward_computes_them_again() -> None:
+    layer, hidden = adapted_llama().model.layers[0].to("meta"), torch.empty(2, 64, 32, dtype=BF16, device="meta")
+    angles = torch.empty(1, 64, 16, dtype=BF16, device="meta")
+    followed = CompiledLayer([hidden, angles, *layer.parameters()])
+    with followed.following():
+        layer(hidden.requires_grad_(), position_embeddings=(angles, angles), attention_mask=None)
+    added, dropped = 2 * 64 * 112 * 4, 2 * 64 * 112 * 2  # of gate_proj and up_proj each; down_proj's input, twice
+    assert followed.fused_bytes(32) == 2 * added + 2 * dropped
+    assert followed.fused_bytes(112) == 0
