@@ -56,16 +56,18 @@ class _CrossEntropy(torch.autograd.Function):
             wanted = (1 - label_smoothing) * wanted + label_smoothing * numbers.mean(-1)
         losses = torch.where(targets == IGNORE_INDEX, 0.0, normalizers - wanted)
         factors = torch.where(targets == IGNORE_INDEX, 0.0, (-losses).exp() if by_probability else 1.0)
+        losses = losses * factors
         factors = factors if weights is None else factors * weights
-        ctx.save_for_backward(logits, targets, normalizers, factors)
-        return (losses * factors).sum()
+        ctx.save_for_backward(logits, targets, normalizers, factors, losses)
+        return (losses if weights is None else losses * weights).sum()
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None, None, None]:
-        logits, targets, normalizers, factors = ctx.saved_tensors
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        logits, targets, normalizers, factors, losses = ctx.saved_tensors
         vocab = logits.shape[-1]
         is_target = torch.arange(vocab, device=logits.device) == targets.unsqueeze(1)
         wanted = is_target * (1 - ctx.label_smoothing) + ctx.label_smoothing / vocab
         of_loss = (logits.float() - normalizers.unsqueeze(1)).exp() - wanted
-        return (of_loss * (factors * grad).unsqueeze(1)).to(logits.dtype), None, None, None, None
+        of_logits = (of_loss * (factors * grad).unsqueeze(1)).to(logits.dtype)
+        return of_logits, None, None, None, losses * grad if ctx.needs_input_grad[4] else None

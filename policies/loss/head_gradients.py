@@ -46,7 +46,7 @@ def loss_with_gradients(
         del logits
         losses.append(loss.detach())
         # The first chunk's graph tells what the head trains; it is the same for all chunks.
-        leaves = leaves or [leaf for leaf in _leaves_of(loss) if leaf is not inputs]
+        leaves = leaves or [leaf for leaf in leaves_of(loss) if leaf is not inputs]
         wanted = [inputs, *leaves] if hidden.requires_grad else leaves
         if not wanted:
             continue
@@ -62,7 +62,17 @@ def loss_with_gradients(
     if hidden.requires_grad:
         trained, gradients = [hidden, *trained], [torch.cat(hidden_grads, dim=1), *gradients]
         hidden_grads.clear()
-    total: torch.Tensor = _WithGradients.apply(torch.stack(losses).sum(), loss_grad, gradients, *trained)
+    return given_gradients(torch.stack(losses).sum(), loss_grad, gradients, *trained)
+
+
+def given_gradients(
+    loss: torch.Tensor, loss_grad: float | None, gradients: list[torch.Tensor], *trained: torch.Tensor
+) -> torch.Tensor:
+    """The loss, whose backward hands on these gradients of these tensors.
+
+    Args: as of `loss_with_gradients`.
+    """
+    total: torch.Tensor = _WithGradients.apply(loss, loss_grad, gradients, *trained)
     return total
 
 
@@ -154,7 +164,7 @@ class _Linear(torch.autograd.Function):
         return grad @ weight if needs_inputs else None, None, flat.sum(0) if needs_bias else None, None
 
 
-def _leaves_of(output: torch.Tensor) -> Iterator[torch.Tensor]:
+def leaves_of(output: torch.Tensor) -> Iterator[torch.Tensor]:
     """The leaves of the autograd graph that computed a tensor."""
     nodes, seen = [output.grad_fn], set[Any]()
     while nodes:
