@@ -33,7 +33,7 @@ class Preference(CausalLM):
 
     NAME: ClassVar[str] = PREFERENCE
     MEAN_OVER: ClassVar[str] = "pairs"
-    COMPUTES_HEAD_TWICE: ClassVar[bool] = True
+    COMPUTES_TRAINED_HEAD_TWICE: ClassVar[bool] = True
     EVAL_FIGURES: ClassVar[Mapping[str, bool]] = {
         "reward_accuracy": True,
         "reward_margin": True,

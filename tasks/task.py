@@ -87,8 +87,8 @@ class Task(TaskLoss[Batch]):
     PACKS: ClassVar[bool] = False
     """Whether several sequences may share a row; `packs` says so of one model."""
 
-    COMPUTES_HEAD_TWICE: ClassVar[bool] = False
-    """Whether training computes the head twice: its loss is known of all label tokens alone
+    COMPUTES_TRAINED_HEAD_TWICE: ClassVar[bool] = False
+    """Whether training computes a head that trains twice, and in fp16 any: its loss is known of all label tokens alone
     (`policies.loss.objectives`)."""
 
     OWN_SETTINGS: ClassVar[tuple[str, ...]] = ()

@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import torch
 from torch import nn
 
 from data.batches.counts import BatchCounts
@@ -77,6 +78,14 @@ class OptimizerWork:
     num_exchanges: int = 0
 
 
+def _computed_twice(planned: PlannedModel) -> set[int]:
+    """The ids of the head's parameters, if training computes it twice (`policies.loss.objectives`)."""
+    head = [matrix.parameter for matrix in matrices_of(planned.adapted.model)[0]]
+    in_fp16 = planned.resolved.policies.precision.compute_dtype == torch.float16
+    is_twice = in_fp16 or any(parameter.requires_grad for parameter in head)
+    return {id(p) for p in head} if planned.resolved.task.COMPUTES_TRAINED_HEAD_TWICE and is_twice else set()
+
+
 def micro_batch_work(planned: PlannedModel, counts: BatchCounts, *, trains: bool = True) -> MicroBatchWork:
     """The work of a micro-batch with these counts, in closed form: for models of text alone. Those of images are
     counted (`planning.cost.counted_work`).
@@ -90,7 +99,7 @@ def micro_batch_work(planned: PlannedModel, counts: BatchCounts, *, trains: bool
     tiled = {id(p) for part in tiled_parts(planned.adapted.base) for p in part.parameters()}
     num_passes = passes(planned) if trains else 1.0
     float8 = float8_weights(planned.adapted, planned.resolved)
-    of_head = {id(matrix.parameter) for matrix in matrices_of(model)[0]} if task.COMPUTES_HEAD_TWICE else set()
+    of_head = _computed_twice(planned)
     without_attention = counts._replace(num_attended_pairs=0, num_decoder_pairs=0, num_cross_pairs=0)
 
     def total(cost: Callable[[Counted], float]) -> float:

@@ -48,14 +48,12 @@ def loss_by_objective(
     if not torch.is_grad_enabled():
         return objective(token_losses(chunks, logits_of))
     # Gradients in fp16 need the loss scale and their weights before they are rounded.
-    if hidden.requires_grad and hidden.dtype != torch.float16:
-        found = _rows_of_frozen_head(chunks, logits_of, loss_of)
-        if found is not None:
-            losses, gradient = found
-            loss, weights = _weighed(objective, losses)
-            factors = weights if loss_grad is None else weights * loss_grad
-            gradient = (gradient * factors.unsqueeze(-1)).to(gradient.dtype)
-            return given_gradients(loss, loss_grad, [gradient], hidden)
+    if hidden.requires_grad and hidden.dtype != torch.float16 and not _trains(logits_of, hidden):
+        losses, gradient = _rows_of_frozen_head(chunks, logits_of, loss_of)
+        loss, weights = _weighed(objective, losses)
+        factors = weights if loss_grad is None else weights * loss_grad
+        gradient = (gradient * factors.unsqueeze(-1)).to(gradient.dtype)
+        return given_gradients(loss, loss_grad, [gradient], hidden)
     with torch.no_grad():
         losses = token_losses(chunks, logits_of)
     loss, weights = _weighed(objective, losses)
@@ -76,21 +74,22 @@ def _weighed(objective: Objective, losses: torch.Tensor) -> tuple[torch.Tensor, 
     return loss.detach(), weights
 
 
+def _trains(logits_of: LogitsOf, hidden: torch.Tensor) -> bool:
+    """Whether the head trains anything: its graph for no token tells."""
+    nothing = hidden[:, :0].detach().requires_grad_()
+    return any(leaf is not nothing for leaf in leaves_of(logits_of(nothing.view_as(nothing))))
+
+
 def _rows_of_frozen_head(
     chunks: Chunks, logits_of: LogitsOf, loss_of: Callable[..., torch.Tensor]
-) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """Each token's loss, fp32 [n], and its gradient for the token's hidden state, [1, n, hidden_size].
-
-    None if the head trains, which the first chunk's graph tells.
-    """
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Each token's loss, fp32 [n], and its gradient for the token's hidden state, [1, n, hidden_size]."""
     losses, gradients = list[torch.Tensor](), list[torch.Tensor]()
     for part, targets in chunks:
         inputs = part.detach().requires_grad_()
         # The gradient of a weighted sum for its weights is what they multiply: the losses.
         ones = torch.ones(len(targets), device=part.device, requires_grad=True)
         total = loss_of(logits_of(inputs.view_as(inputs)), targets, weights=ones)
-        if not gradients and any(leaf is not inputs and leaf is not ones for leaf in leaves_of(total)):
-            return None
         of_inputs, of_ones = torch.autograd.grad(total, [inputs, ones])
         gradients.append(of_inputs)
         losses.append(of_ones)

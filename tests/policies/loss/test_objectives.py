@@ -52,8 +52,7 @@ def test_a_frozen_head_is_computed_once_and_gradients_are_those_of_whole_logits(
 
     loss = loss_by_objective(hidden, chunks, logits_of, cross_entropy, objective, loss_grad)
     (loss * 3.0).backward()
-    # A head that trains is noticed in its first chunk.
-    assert sum(passes) - CHUNK * head_trains == num_head_passes * NUM_TOKENS
+    assert sum(passes) == num_head_passes * NUM_TOKENS
     rounding = 1e-6 if dtype == torch.float32 else 2e-2
     torch.testing.assert_close(loss.detach(), whole.detach(), rtol=rounding, atol=0)
     for got, expected in [(hidden.grad, wanted[0].grad), *([(weight.grad, wanted[1].grad)] if head_trains else [])]:
