@@ -18,7 +18,9 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 # pytest's workers share one server: the name of its socket is that of the test run.
 _ADDRESS = f"\0finetuning-tests-{os.environ.get('PYTEST_XDIST_TESTRUNUID', os.getpid())}"
-SERVER_ENDED = "the fork server has ended; start pytest with FORK_SERVER_LOG=1 to see why"
+SERVER_ENDED = (
+    "the fork server has ended: give pytest CUDA_VISIBLE_DEVICES= if a GPU is there; FORK_SERVER_LOG=1 says why"
+)
 WRITE_STACKS = signal.SIGRTMIN  # lets a fork write to stderr where its threads are
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
 
