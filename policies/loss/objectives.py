@@ -10,7 +10,6 @@ costs one product with the head more. Neither holds more logits than a sum of cr
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -60,8 +59,7 @@ def loss_by_objective(
     by_chunk = iter(weights.split([len(targets) for _, targets in chunks]))
 
     def weighted(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        scaled: torch.Tensor = _WithScaledGradient.apply(logits, next(by_chunk))
-        return loss_of(scaled, targets)
+        return loss_of(logits, targets, weights=next(by_chunk))
 
     total = loss_with_gradients(hidden, chunks, logits_of, weighted, loss_grad)
     return loss + (total - total.detach())  # exactly `loss`: the difference is 0
@@ -94,17 +92,3 @@ def _rows_of_frozen_head(
         gradients.append(of_inputs)
         losses.append(of_ones)
     return torch.cat(losses), torch.cat(gradients, dim=1)
-
-
-class _WithScaledGradient(torch.autograd.Function):
-    """Logits as they are; the gradient of each row is multiplied by the row's weight."""
-
-    @staticmethod
-    def forward(ctx: Any, logits: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-        ctx.save_for_backward(weights)
-        return logits.view_as(logits)
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
-        (weights,) = ctx.saved_tensors
-        return (grad * weights.unsqueeze(1)).to(grad.dtype), None
