@@ -15,10 +15,8 @@ from __future__ import annotations
 import argparse
 import json
 import tempfile
-from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -73,8 +71,9 @@ def _but(words: list[str], others: list[str]) -> list[str]:
 
 
 def begin(row: Workload, steps: int, folder: Path, pool: ThreadPoolExecutor) -> dict[str, Future[Losses]]:
-    """The runs of a row: three ways of twenty steps, and two of none, packed and padded."""
-    runs = {way: pool.submit(losses, row, flags, steps, folder) for way, flags in WAYS.items()}
+    """The runs of a row: three ways of twenty steps, the first padded, too, and two of none, packed and padded."""
+    ways = WAYS | {"compiled, padded": [*WAYS["compiled"], *PADDED]}
+    runs = {way: pool.submit(losses, row, flags, steps, folder) for way, flags in ways.items()}
     for batches, flags in {"packed": [], "padded": PADDED}.items():
         runs[batches] = pool.submit(losses, row, [*UNTRAINED, *flags], 1, folder)
     return runs
@@ -91,19 +90,15 @@ def most_apart(one: Losses, other: Losses) -> float:
     return max(abs(a - b) / b for a, b in zip(one.steps, other.steps, strict=True))
 
 
-def line(name: str, runs: dict[str, Future[Losses]], again_padded: Callable[[], Losses]) -> str:
-    """A row of the table.
-
-    Args:
-        again_padded: trains compiled on padded rows, as transformers' attention may have to.
-    """
+def line(name: str, runs: dict[str, Future[Losses]]) -> str:
+    """A row of the table."""
     failed = {way: str(run.exception()).strip().splitlines()[-1] for way, run in runs.items() if run.exception()}
     if failed:
         return f"| {name} | failed: {failed} |"
     found = {way: run.result() for way, run in runs.items()}
     compiled, of_transformers = found["compiled"], found["transformers' attention"]
     same_batches = compiled.num_tokens == of_transformers.num_tokens
-    beside = most_apart(compiled if same_batches else again_padded(), of_transformers)
+    beside = most_apart(compiled if same_batches else found["compiled, padded"], of_transformers)
     packed, padded = found["packed"].validation, found["padded"].validation
     cells = [name, f"{compiled.steps[0]:.4f} -> {compiled.steps[-1]:.4f}"]
     cells += [f"{most_apart(compiled, found['uncompiled']):.1e}", f"{beside:.1e}{'' if same_batches else ', padded'}"]
@@ -138,10 +133,9 @@ def main() -> None:
                 if options.layers:
                     cut(Path(temporary) / row.shape, options.layers)
             cut_name = f"{name}, {options.layers} layers" if options.layers else name
-            padded = partial(losses, row, [*WAYS["compiled"], *PADDED], options.steps, Path(temporary))
-            begun[cut_name] = begin(row, options.steps, Path(temporary), pool), padded
-        for name, (runs, padded) in begun.items():
-            print(line(name, runs, padded), flush=True)
+            begun[cut_name] = begin(row, options.steps, Path(temporary), pool)
+        for name, runs in begun.items():
+            print(line(name, runs), flush=True)
 
 
 if __name__ == "__main__":
