@@ -28,7 +28,8 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def planned(model: Path, given: str, memory_gib: float = 40.0, choice: Checkpointing | None = None) -> Plan:
-    shape = f"--batch_size_training 1 --context_length 32768 --run_validation False --use_peft {given}"
+    shape = "--batch_size_training 1 --context_length 32768 --run_validation False --use_peft"
+    shape += f" --lora_config.target_modules all-linear {given}"
     config = parse_flags(["--model_name", str(model), *shape.split()])
     return plan_of(config, parse_hardware("A100-40GB", device_memory_gib=memory_gib), checkpointing=choice)
 
@@ -36,7 +37,7 @@ def planned(model: Path, given: str, memory_gib: float = 40.0, choice: Checkpoin
 def test_the_largest_tiles_with_which_a_run_fits_are_taken_and_none_if_it_fits_without(wide: Path) -> None:
     whole, *tiled = [planned(wide, f"{FULL} --tile_tokens {tokens}").memory for tokens in (0, 16384, 8192, 4096)]
     peaks = [memory.peak_gib for memory in tiled]
-    assert whole.peak_gib > 1.25 * peaks[0]
+    assert whole.peak_gib > 1.5 * peaks[0]
     assert peaks == sorted(peaks, reverse=True)
 
     def chosen(memory_gib: float, given: str = FULL) -> Checkpointing:
@@ -52,7 +53,7 @@ def test_the_largest_tiles_with_which_a_run_fits_are_taken_and_none_if_it_fits_w
     # It fits with none: what helps most is taken.
     assert chosen(room(peaks[-1] / 2)).tile_tokens in (4096, 8192)
     # Which layers are recomputed is chosen again, since tiles make room.
-    found = planned(wide, "--activation_checkpointing auto", room(1.15 * peaks[0]))
+    found = planned(wide, "--activation_checkpointing auto", room(1.3 * peaks[0]))
     assert found.memory.verdict == "fits"
     assert found.model.empty.checkpointing.tile_tokens
     of_tiles, of_layers = found.choices
