@@ -25,21 +25,22 @@ def compiled_cross_entropy(
     Args:
         logits: [tokens, vocab].
     """
-    loss: torch.Tensor = _ReadAndWrittenOnce.apply(logits, 1 + (by_probability or weights is not None))
+    loss: torch.Tensor = _ReadAndWrittenOnce.apply(logits, by_probability, weights)
     return loss
 
 
 class _ReadAndWrittenOnce(torch.autograd.Function):
-    """One number per row is kept besides its logits, or two (policies/loss/compiled_cross_entropy.py)."""
+    """Besides its logits, one to three numbers of each row are kept (policies/loss/compiled_cross_entropy.py)."""
 
     @staticmethod
-    def forward(ctx: Any, logits: torch.Tensor, num_kept: int) -> torch.Tensor:
+    def forward(ctx: Any, logits: torch.Tensor, by_probability: bool, weights: torch.Tensor | None) -> torch.Tensor:
+        num_kept = 1 + by_probability + ctx.needs_input_grad[2]
         of_rows = logits.new_empty(len(logits), num_kept, dtype=torch.float32)
         ctx.save_for_backward(logits, of_rows)
         return logits.new_empty((), dtype=torch.float32)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
-        logits, _ = ctx.saved_tensors
-        return torch.empty_like(logits), None
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, torch.Tensor | None]:
+        logits, of_rows = ctx.saved_tensors
+        return torch.empty_like(logits), None, of_rows.new_empty(len(logits)) if ctx.needs_input_grad[2] else None

@@ -213,9 +213,19 @@ def test_memory_that_runs_out_while_compiling_is_no_error_of_the_compiler() -> N
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", [{"label_smoothing": 0.1}, {"by_probability": True}], ids=str)
+@pytest.mark.parametrize(
+    ("how", "weights_train"),
+    [
+        ({"label_smoothing": 0.1}, None),
+        ({"label_smoothing": 0.1}, False),
+        ({}, True),  # weights train in losses of pairs alone, which have neither
+        ({"by_probability": True}, None),
+        ({"by_probability": True}, False),
+    ],
+    ids=str,
+)
 def test_the_cross_entropy_compiles_once_for_any_number_of_tokens_and_keeps_what_is_planned(
-    how: dict[str, Any],
+    how: dict[str, Any], weights_train: bool | None
 ) -> None:
     torch._dynamo.reset()
     counters.clear()
@@ -225,22 +235,26 @@ def test_the_cross_entropy_compiles_once_for_any_number_of_tokens_and_keeps_what
         logits = torch.randn(num_tokens, vocab, requires_grad=True)
         targets = torch.randint(0, vocab, (num_tokens,))
         targets[:2] = -100
-        found, wanted = (f(logits, targets, **how) for f in (compiled, summed_cross_entropy))
+        weights = None if weights_train is None else torch.rand(num_tokens, requires_grad=weights_train)
+        found, wanted = (f(logits, targets, weights=weights, **how) for f in (compiled, summed_cross_entropy))
         assert found.item() == pytest.approx(wanted.item(), rel=1e-6)
-        gradients = [torch.autograd.grad(loss, logits, torch.full_like(loss, 0.3))[0] for loss in (found, wanted)]
-        assert torch.allclose(*gradients, rtol=1e-5, atol=1e-7)
+        trained = [logits, *([weights] if weights is not None and weights_train else [])]
+        gradients = [torch.autograd.grad(loss, trained, torch.full_like(loss, 0.3)) for loss in (found, wanted)]
+        for of_compiled, of_written in zip(*gradients, strict=True):
+            assert torch.allclose(of_compiled, of_written, rtol=1e-5, atol=1e-7)
     assert counters["stats"]["unique_graphs"] == 1
-    found, planned = (kept_of_logits(partial(loss, **how), device) for loss, device in both)
+    found, planned = (kept_of_logits(partial(loss, **how), device, weights_train) for loss, device in both)
     assert found == planned
 
 
-def kept_of_logits(loss: Callable[..., torch.Tensor], device: str) -> int:
-    """The bytes that a loss keeps for backward, of logits in bf16; targets aside."""
+def kept_of_logits(loss: Callable[..., torch.Tensor], device: str, weights_train: bool | None) -> int:
+    """The bytes that a loss keeps for backward, of logits in bf16; targets and their weights aside."""
     kept: list[int] = []
     logits = torch.ones(64, 500, dtype=torch.bfloat16, device=device, requires_grad=True)
     targets = torch.ones(64, dtype=torch.int64, device=device)
+    weights = None if weights_train is None else torch.ones(64, device=device, requires_grad=weights_train)
     with torch.autograd.graph.saved_tensors_hooks(
-        lambda t: kept.append(t.nbytes * t.is_floating_point()), lambda _: None
+        lambda t: kept.append(t.nbytes * t.is_floating_point() * (t is not weights)), lambda _: None
     ):
-        loss(logits, targets)
+        loss(logits, targets, weights=weights)
     return sum(kept)
