@@ -37,6 +37,7 @@ from planning.memory.step_memory import Bytes, StepMemory
 from planning.model.float8_weights import float8_weights
 from planning.model.planned_model import PlannedModel, gathered_in, replicated_in, with_checkpointing
 from policies.activations.host_pool import chunk_bytes
+from policies.weights.sources import most_drawn_bytes
 from policies.wrapping import find_layers, outermost
 from tasks.micro_batch import MicroBatch
 from utils.model_parts import vision_layers
@@ -115,7 +116,7 @@ def memory_of(planned: PlannedModel, card: Card, run: RunBytes) -> MemoryPlan:
     model, scheme = planned.adapted.model, scheme_of(planned)
     on_host = copies_on_host(run.widest)
     memory = StepMemory(model, gathered_in(planned), scheme)
-    peaks = {"load": _loading(model, memory.params), **memory.step(run.widest)}
+    peaks = {"load": _loading(planned, memory.params), **memory.step(run.widest)}
     if run.evaluation is not None:
         peaks["evaluation"] = memory.evaluation(run.evaluation)
     if run.generation is not None:
@@ -238,9 +239,12 @@ def _tensors(batch: MicroBatch) -> Iterator[torch.Tensor]:
         yield from value.values() if isinstance(value, dict) else [value] if torch.is_tensor(value) else []
 
 
-def _loading(model: nn.Module, params: int) -> Bytes:
-    """While weights are read: this rank's part of all, and the largest one whole (policies/weights/materialise.py)."""
-    return Bytes(params=params, temporaries=largest_read(model))
+def _loading(planned: PlannedModel, params: int) -> Bytes:
+    """While weights are read: this rank's part of all, and the largest one whole; a whole layer if they are drawn
+    (policies/weights/sources.py)."""
+    is_drawn = planned.config.train_config.random_weights
+    whole = most_drawn_bytes(planned.adapted.base) if is_drawn else largest_read(planned.adapted.model)
+    return Bytes(params=params, temporaries=whole)
 
 
 def _notes(planned: PlannedModel) -> tuple[str, ...]:

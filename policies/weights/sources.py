@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -222,17 +222,33 @@ def _parts_to_draw(model: nn.Module) -> Iterator[tuple[str, list[nn.Module]]]:
             yield name, [module]
 
 
-def _draw(modules: list[nn.Module], owner: PreTrainedModel, undrawn: dict[int, Target], device: torch.device) -> None:
-    """Let the model's own initialization write into whole fp32 tensors that stand in for the parameters."""
-    stand_ins: list[tuple[nn.Module, str, nn.Parameter, nn.Parameter]] = []
+def most_drawn_bytes(model: nn.Module) -> int:
+    """The bytes of the largest part of the model while random weights are drawn for it."""
+    return max(
+        sum(whole.nbytes for *_, whole in _stand_ins(part, torch.device("meta"))) for _, part in _parts_to_draw(model)
+    )
+
+
+def _stand_ins(
+    modules: Sequence[nn.Module], device: torch.device
+) -> Iterator[tuple[nn.Module, str, nn.Parameter, nn.Parameter]]:
+    """Each parameter of these modules: its module, its name there, itself, and a whole one to be drawn in its place."""
     for module in modules:
         packed = packed_weights(module)
         for key, parameter in module._parameters.items():
-            if parameter is not None:
-                shape = packed[key].plain_shape if key in packed else parameter.shape
-                # NaN marks what the model's initialization leaves out.
-                whole = torch.full(shape, torch.nan, device=device, dtype=torch.float32)
-                stand_ins.append((module, key, parameter, nn.Parameter(whole, requires_grad=False)))
+            if parameter is None:
+                continue
+            shape, dtype = parameter.shape, torch.float32
+            if key in packed:  # all experts of a layer are one part, and large; packing rounds them to this dtype first
+                shape, dtype = packed[key].plain_shape, packed[key].quantization.compute_dtype
+            # NaN marks what the model's initialization leaves out.
+            whole = torch.full(shape, torch.nan, device=device, dtype=dtype)
+            yield module, key, parameter, nn.Parameter(whole, requires_grad=False)
+
+
+def _draw(modules: list[nn.Module], owner: PreTrainedModel, undrawn: dict[int, Target], device: torch.device) -> None:
+    """Let the model's own initialization write into whole tensors that stand in for the parameters."""
+    stand_ins = list(_stand_ins(modules, device))
     try:
         for module, key, _, whole in stand_ins:
             module._parameters[key] = whole

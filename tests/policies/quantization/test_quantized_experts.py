@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import bitsandbytes as bnb
@@ -16,17 +17,21 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModelForCausalLM
 
+from configs.flags import parse_flags
 from policies.experts.finding import ExpertWeight, find_experts
 from policies.experts.forward import compute_by_products, grouped_product
+from policies.loading import build_model, load_model_config
 from policies.mxfp4 import dequantize_mxfp4, numbers_of, to_mxfp4
 from policies.quantization.choice import gathering_changes_nothing, quantize_weights
 from policies.quantization.mxfp4_unpacking import unpack_mxfp4
 from policies.quantization.packing import BLOCK, Quantization
 from policies.quantization.quantized_experts import PackedExperts, pack_experts
+from policies.weights.materialise import materialise
+from policies.weights.sources import RandomWeights, most_drawn_bytes
 from tests.helpers.kept_by_compiled import compiled_layer
 from tests.helpers.loaded import single_process
 from utils.errors import ConfigError
-from utils.parameters import count_weights
+from utils.parameters import count_weights, packed_weights
 
 FP32, BF16, UINT8 = torch.float32, torch.bfloat16, torch.uint8
 KINDS = [("nf4", False), ("nf4", True), ("fp4", True), ("int8", False)]
@@ -190,6 +195,41 @@ def test_our_kernel_for_mxfp4_gives_torchs_bits() -> None:
     for dtype in (BF16, FP32):
         own, other = (unpack_mxfp4(packed, exponents, 3, dtype, own_kernel=own) for own in (True, False))
         assert torch.equal(own, other)
+
+
+def test_random_weights_hold_a_layer_in_the_dtype_that_it_is_packed_from(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The experts of one of gpt-oss-20b's layers are 3 GiB in fp32, more than a step of a QLoRA run needs."""
+    FAMILIES["gpt_oss"].save_pretrained(tmp_path)
+    train = parse_flags(["--model_name", str(tmp_path), "--random_weights"]).train_config
+    model = build_model(train, load_model_config(train), AutoModelForCausalLM, BF16).requires_grad_(False)
+    compute_by_products(model)
+    quantize_weights(model, settings_of(("nf4", True), compute=BF16))
+    layer, initialize, held = model.model.layers[0], model.model._init_weights, list[int]()
+
+    def init_weights(module: nn.Module) -> None:
+        initialize(module)
+        if module is layer:
+            held.append(sum(parameter.nbytes for parameter in layer.parameters()))
+
+    monkeypatch.setattr(model.model, "_init_weights", init_weights)
+    with single_process():
+        materialise(
+            model, model, RandomWeights(0), parameter_device=torch.device("cpu"), compute_device=torch.device("cpu")
+        )
+    assert held == [most_drawn_bytes(model)]
+    packed = sum(weights.num_weights for module in layer.modules() for weights in packed_weights(module).values())
+    plain = sum(
+        p.numel()
+        for module in layer.modules()
+        for name, p in module._parameters.items()
+        if p is not None and name not in packed_weights(module)
+    )
+    assert held == [2 * packed + 4 * plain]
+    for name, packing in layer.mlp.experts.packed_weights.items():
+        spread = packing.dequantize(getattr(layer.mlp.experts, name)).std()
+        assert spread.item() == pytest.approx(model.config.initializer_range, rel=0.1)
 
 
 @pytest.mark.parametrize("recomputes", [False, True])
