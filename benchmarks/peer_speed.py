@@ -58,6 +58,7 @@ ROWS = {
     "P12": "llama8b-lora-all-packed",
     "P13": "llama8b-lora-all-padded",
     "P14": "qwen3-moe-lora",
+    "P15": "qwen3-8b-dpo-lora-off",
     "tiny": "tiny-full",
     "tiny-lora": "tiny-lora",
     "tiny-lora-all": "tiny-lora-all",

@@ -115,6 +115,9 @@ ROWS |= TODAY
 DPO = ["--loss_type", "dpo", "--lora_config.lora_dropout", "0", "--activation_checkpointing", "full"]
 for name, function in (("", "get_pairs"), ("-uneven", "get_uneven_pairs")):
     ROWS[f"qwen3-8b-dpo-lora{name}"] = Workload("qwen3-8b", 2, 4096, [*ON_ATTENTION, *DPO], dataset_function=function)
+    ROWS[f"qwen3-8b-dpo-lora{name}-off"] = replace(
+        ROWS[f"qwen3-8b-dpo-lora{name}"], flags=[*ON_ATTENTION, *DPO[:-1], "off"]
+    )
 ROWS["tiny-dpo-lora"] = Workload("tiny", 2, 256, [*LORA, *DPO], dataset_function="get_uneven_pairs")
 ROWS["gpt-oss-20b-qlora-attention"] = Workload(
     "gpt-oss-20b", 1, 4096, [*ON_ATTENTION[:-2], *R8, "--quantization", "4bit", "--use_double_quant"]
@@ -158,7 +161,7 @@ SUITES = {
     "offloading": [f"llama8b-long-{length}{kept}" for length in (32768, 65536) for kept in ("", "-offloaded")],
     "windows": ["windows-padded", "windows-padded-masks"],
     "sinks": ["gpt-oss-lora-packed", "gpt-oss-lora", "gpt-oss-lora-eager"],
-    "preferences": ["qwen3-8b-dpo-lora", "qwen3-8b-dpo-lora-uneven"],
+    "preferences": [f"qwen3-8b-dpo-lora{lengths}{kept}" for lengths in ("", "-uneven") for kept in ("", "-off")],
     "today": [*TODAY, "gpt-oss-lora-packed"],
     "packed": ["tinyllama-packed", "tinyllama-packed-dense", "tinyllama-full-compiled"],
     "13b": [name for name in ROWS if name.startswith("llama13b")],
