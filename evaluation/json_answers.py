@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -112,30 +112,20 @@ def _check_references(schema: Any, file: str) -> None:
     from referencing.exceptions import Unresolvable
     from referencing.jsonschema import DRAFT202012
 
-    if not isinstance(schema, Mapping):
-        return
     root: Any = Resource.from_contents(schema, default_specification=DRAFT202012)
-    resolver = REGISTRY.resolver_with_root(root)
-    found = [*_values_of("$ref", schema)]
-    if any(_values_of("$id", {**schema, "$id": None})):
-        return  # references of its parts start from other places; one that leads nowhere is seen when it is followed
-    for reference in found:
-        try:
-            resolver.lookup(reference)
-        except Unresolvable as error:
-            raise ConfigError(
-                f"{FLAG}: {file} refers to {reference}, which is not in it, and nothing is downloaded; put it there, "
-                "under $defs"
-            ) from error
+    try:
+        _follow_references(root, REGISTRY.resolver_with_root(root))
+    except Unresolvable as error:
+        raise ConfigError(
+            f"{FLAG}: {file} refers to {error.ref}, which is not in it, and nothing is downloaded; put it there, "
+            "under $defs"
+        ) from error
 
 
-def _values_of(key: str, schema: Any) -> Iterator[str]:
-    """The texts under this key, anywhere in a schema."""
-    if isinstance(schema, Mapping):
-        if isinstance(schema.get(key), str):
-            yield schema[key]
-        schema = schema.values()
-    elif not isinstance(schema, list):
-        return
-    for part in schema:
-        yield from _values_of(key, part)
+def _follow_references(resource: Any, resolver: Any) -> None:
+    """Look up each `$ref` of a schema and of its parts, from the `$id` that it is under."""
+    contents = resource.contents
+    if isinstance(contents, Mapping) and isinstance(contents.get("$ref"), str):
+        resolver.lookup(contents["$ref"])
+    for part in resource.subresources():
+        _follow_references(part, resolver.in_subresource(part))

@@ -72,13 +72,22 @@ def test_a_schema_that_refers_to_what_is_not_in_it_is_refused_and_nothing_is_dow
     parts = {"$defs": {"a": {"type": "string"}}, "type": "array"}
     file.write_text(json.dumps({**parts, "items": {"$ref": "#/$defs/a"}}))
     assert [figures(one, "[]", text)["json_valid"] for text in ('["x"]', "[1]")] == [100, 0]
-    file.write_text(json.dumps({**parts, "items": {"$ref": outside}}))
-    with pytest.raises(ConfigError, match=r"--eval_json_schema: .* refers to .*, which is not in it"):
-        one.make_scorer()
-    # With parts that have names of their own, it is seen when an answer needs it.
-    file.write_text(json.dumps({**parts, "items": {"$id": "http://example.org/part", "$ref": outside}}))
-    with pytest.raises(ConfigError, match=r"--eval_json_schema: the schema refers to what is not in it"):
-        figures(one, "[]", "[1]")
+    for base in ({}, {"$id": "http://example.org/part"}):
+        file.write_text(json.dumps({**parts, "items": {**base, "$ref": outside}}))
+        with pytest.raises(ConfigError, match=r"--eval_json_schema: .* refers to .*, which is not in it"):
+            one.make_scorer()
+
+
+def test_references_by_name_are_followed_and_data_that_look_like_one_are_not(tmp_path: Path) -> None:
+    pytest.importorskip("jsonschema")
+    file = tmp_path / "schema.json"
+    one = JsonAnswers().with_settings(replace(GENERATES, eval_json_schema=str(file)))
+    named = {"$id": "http://example.org/word", "type": "string"}
+    data = {"enum": [{"$ref": "other.json"}], "default": {"$ref": "other.json"}}
+    properties = {"a": {"$ref": "http://example.org/word"}, "b": data, "$ref": {"type": "integer"}}
+    file.write_text(json.dumps({"$defs": {"word": named}, "properties": properties}))
+    answers = ('{"a": "x"}', '{"a": 1}', '{"b": {"$ref": "other.json"}}', '{"b": 1}', '{"$ref": 1}', '{"$ref": "x"}')
+    assert [figures(one, "{}", text)["json_valid"] for text in answers] == [100, 0, 100, 0, 100, 0]
 
 
 def test_chrf_is_that_of_sacrebleu_over_all_answers() -> None:
