@@ -42,7 +42,7 @@ from preparation.prepare import Job, prepare
 from ranks.collectives import sum_on_host
 from ranks.environment import Environment, print_rank_zero, read_environment
 from ranks.process_group import stop_process_group
-from reporting.run_reporter import DataWait, StepRecord
+from reporting.instruments import DataWait, StepRecord
 from run_folder.lock import BEAT_SECONDS, RunLock
 from supervision.failures import end_at_once, end_with_error
 from supervision.step_numbers import StepNumbers

@@ -17,7 +17,7 @@ from pathlib import Path
 from benchmarks.planned_times import causal_counts, plan_model
 from benchmarks.runs.shapes import SHAPES
 from planning.cost.link_speeds import expected_speeds
-from planning.cost.step_time import TimePlan, plan_time
+from planning.cost.time_plan import TimePlan, plan_time
 from planning.cost.traffic import find_traffic
 from planning.machines.hardware import Hardware, parse_hardware
 from planning.model.planned_model import PlannedModel

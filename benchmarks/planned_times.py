@@ -22,8 +22,9 @@ from benchmarks.runs.shapes import SHAPES, TODAY
 from benchmarks.training_speed import ROWS
 from configs.flags import parse_flags
 from data.batches.counts import BatchCounts
-from planning.cost.step_time import HIDDEN_SHARE, TimePlan, plan_time
+from planning.cost.step_time import HIDDEN_SHARE
 from planning.cost.step_work import micro_batch_work
+from planning.cost.time_plan import TimePlan, plan_time
 from planning.cost.traffic import find_traffic
 from planning.machines.hardware import Hardware, parse_hardware
 from planning.machines.planned_environment import planned_environment

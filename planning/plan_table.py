@@ -7,7 +7,7 @@ from datetime import timedelta
 
 from rich.table import Table
 
-from planning.cost.step_time import TimePlan
+from planning.cost.time_plan import TimePlan
 from planning.memory.memory_plan import PARTS, PHASES, MemoryPlan
 from planning.planned_run import Plan
 from reporting.tables import table_of

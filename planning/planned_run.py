@@ -18,8 +18,8 @@ from planning.chosen_replication import Chosen, choose_replication
 from planning.chosen_tiles import choose_tiles, may_tile
 from planning.cost.counted_work import counted_work
 from planning.cost.row_counts import assumed_counts, mean_counts, shared_counts, slowest_counts
-from planning.cost.step_time import TimePlan, plan_time, why_no_time
 from planning.cost.step_work import micro_batch_work
+from planning.cost.time_plan import TimePlan, plan_time, why_no_time
 from planning.machines.cards import Card
 from planning.machines.group_speeds import Speeds
 from planning.machines.hardware import Hardware

@@ -22,11 +22,12 @@ from ranks.collectives import on_rank_zero
 from ranks.environment import Environment, print_rank_zero
 from reporting.collective_timeline import clock_of
 from reporting.communication import CommunicationRecorder
+from reporting.instruments import Instruments
 from reporting.memory_ledger import MemoryLedger
 from reporting.metrics_file import MetricsFile
 from reporting.profiling import step_recorder
 from reporting.run_description import describe_run, start_event
-from reporting.run_reporter import Instruments, RunReporter, RunSpan
+from reporting.run_reporter import RunReporter, RunSpan
 from reporting.start_table import start_table
 from reporting.start_warnings import start_warnings
 from reporting.tables import print_for_people

@@ -18,7 +18,7 @@ from preparation.building import Evaluated
 from preparation.prepare import Job
 from ranks.collectives import gather_to_all, on_rank_zero
 from reporting.card.card_file import CARD, renew_card
-from reporting.run_reporter import StepRecord
+from reporting.instruments import StepRecord
 from supervision.divergence import describe_divergence, has_diverged, note_loss
 from supervision.non_finite import NonFiniteError, describe_non_finite
 from supervision.stopping import StopRequests

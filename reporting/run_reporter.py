@@ -12,23 +12,21 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from configs.tracking import TrackingConfig
 from data.batches.counts import LABEL_TOKENS, BatchCounts
 from ranks.collectives import gather_to_all
 from ranks.environment import Environment, print_rank_zero
-from reporting.communication import CommunicationRecorder, StepCommunication
 from reporting.end_summary import end_figures, end_summary
 from reporting.epoch_lines import epoch_line
 from reporting.expert_line import expert_line
-from reporting.flop_counter import FlopFormula
+from reporting.instruments import DataWait, Instruments, StepRecord
 from reporting.llama_recipes_lists import write_metrics_data
 from reporting.log_line import TimeLeft, clock, log_line, perplexity, shown_perplexity
-from reporting.memory_ledger import MemoryLedger, is_observed_step
+from reporting.memory_ledger import is_observed_step
 from reporting.memory_table import MemoryTable
 from reporting.metrics_file import MetricsFile
-from reporting.profiling import StepRecorder
 from reporting.report.page import write_at_end
 from reporting.samples import NUM_PRINTED, sample_lines
 from reporting.tables import print_for_people
@@ -44,54 +42,6 @@ BAR_FORMAT = "{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}, {rate_fmt}{postfix}]
 """tqdm's, without the time that is left of the bar itself."""
 
 
-class LossScale(Protocol):
-    """The factor of the loss under fp16 (`policies.loss_scaling.LossScaler`)."""
-
-    @property
-    def active(self) -> bool: ...
-    @property
-    def scale(self) -> float: ...
-
-
-class PinnedMemory(Protocol):
-    """Host memory for activations, which is pinned before and during the first step (`policies.activations`)."""
-
-    @property
-    def num_bytes(self) -> int: ...
-
-    making_seconds: float
-    waited_seconds: float
-
-
-class DataWait(NamedTuple):
-    """The wait for a step's data. The step's clock starts with it."""
-
-    began: float  # by time.perf_counter
-    seconds: float
-
-    def seconds_after(self, began: float) -> float:
-        """The part of the wait after `began`, until which the device computed the previous step and lost nothing."""
-        return max(0.0, self.began + self.seconds - max(self.began, began))
-
-
-class StepRecord(NamedTuple):
-    """The facts of a step that are known when it has been queued."""
-
-    step: int
-    counts: BatchCounts
-    wait: DataWait
-    lr: float  # the learning rate that it uses
-    loss_scale: float
-    ends_epoch: bool
-    memory: list[dict[str, Any]] | None  # this rank's `memory` events, if the step is observed
-    communication: StepCommunication | None  # if it is measured in this step
-
-    @property
-    def is_observed(self) -> bool:
-        """Whether the step must be reported before the next one is queued."""
-        return self.memory is not None or self.communication is not None
-
-
 @dataclass(frozen=True)
 class RunSpan:
     """The part of the run that this session trains."""
@@ -99,18 +49,6 @@ class RunSpan:
     num_epochs: int
     num_steps: int  # optimizer steps of the whole run
     after_step: int  # the step that a resumed run goes on after; 0 if it starts afresh
-
-
-@dataclass(frozen=True)
-class Instruments:
-    """The tools that measure a step."""
-
-    ledger: MemoryLedger
-    communication: CommunicationRecorder
-    recorder: StepRecorder  # profiles a step or counts its operations (`reporting.profiling.step_recorder`)
-    flops: FlopFormula
-    scaler: LossScale
-    pinned: PinnedMemory | None = None
 
 
 class RunReporter:

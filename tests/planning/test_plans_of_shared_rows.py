@@ -10,7 +10,7 @@ from benchmarks.planned_times import plan_model
 from benchmarks.runs.shapes import SHAPES
 from planning.cost.counted_work import counted_work
 from planning.cost.link_speeds import expected_speeds
-from planning.cost.step_time import plan_time
+from planning.cost.time_plan import plan_time
 from planning.cost.traffic import exchange_seconds
 from planning.machines.hardware import parse_hardware
 from planning.memory.row_lengths import RowLengths

@@ -108,7 +108,7 @@ def train_and_watch(argv: Sequence[str]) -> int:
     from policies.optimizers.host_optimizer import wait_for_weights
     from preparation.prepare import prepare
     from ranks.environment import read_environment
-    from reporting.run_reporter import DataWait
+    from reporting.instruments import DataWait
     from run_folder.lock import RunLock
     from supervision.watchdog import Watchdog
     from utils.local_tensors import local_tensor

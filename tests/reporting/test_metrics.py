@@ -18,11 +18,11 @@ import pytest
 from transformers import AutoModelForCausalLM
 
 from reporting.end_summary import end_figures
+from reporting.instruments import DataWait
 from reporting.llama_recipes_lists import write_metrics_data
 from reporting.log_line import perplexity
 from reporting.metrics_file import MetricsFile, keep_until
 from reporting.report.run_files import read_run
-from reporting.run_reporter import DataWait
 from reporting.trackers import Trackers
 from resolving.killed import how_it_was_killed
 from tests.helpers.contract import KEYS

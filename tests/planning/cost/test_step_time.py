@@ -19,7 +19,7 @@ from benchmarks.planned_times import (
 from benchmarks.runs.shapes import SHAPES
 from planning.cost.kernel_rates import kernel_rates
 from planning.cost.link_speeds import expected_speeds, network_gbps
-from planning.cost.step_time import TimePlan, plan_time, why_no_time
+from planning.cost.time_plan import TimePlan, plan_time, why_no_time
 from planning.machines.hardware import Hardware, parse_hardware
 
 # The host's share is known to a quarter only; and these were measured before a step on the CPU began in backward.
