@@ -12,19 +12,16 @@ convolution).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from torch.utils.hooks import RemovableHandle
 
-from policies.activations.checkpointing import MATRIX_PRODUCTS
-from policies.tiling.compiled import AROUND_TILES
-from policies.tiling.tiles import tiled_parts
+from policies.activations.checkpointing import MATRIX_PRODUCTS, SelectiveChoice, is_attention
 
 _aten = torch.ops.aten
 _PRODUCTS = (
@@ -38,8 +35,30 @@ _PRODUCTS = (
 _REDUCTIONS = (_aten.mean.dim, _aten.sum.dim_IntList, _aten.native_layer_norm.default, _aten._softmax.default)
 
 
+@dataclass(frozen=True)
+class SelectiveKept:
+    """What a selective layer keeps in bytes, its outputs included."""
+
+    kept: int
+    there: tuple[int, int]  # at most, besides gradients: before backward has reached the attention, and from then on
+
+
+@dataclass(frozen=True)
+class _Adapted:
+    """A product of an adapter: the one whose output is wide, or the one whose input is."""
+
+    width: int
+    output: int  # its storage
+    again: int  # bytes that the kernel of an activation reads or writes to compute it again
+    in_backward: int  # bytes of the gradient of its input, and of the input after dropout, that this kernel has
+
+
 class CompiledLayer(TorchDispatchMode):
-    """Follows the forward pass of one layer. It holds every tensor meanwhile, so that none takes another's address."""
+    """Follows the forward pass of one layer.
+
+    It holds every tensor meanwhile, so that none takes another's address. Autograd holds the hooks, and so this object,
+    until the layer's backward is over: nothing that forward made is freed before.
+    """
 
     def __init__(self, existing: Any) -> None:
         """
@@ -51,24 +70,80 @@ class CompiledLayer(TorchDispatchMode):
         self._fixed: set[int] = set()  # storages that products read or return
         self._outputs_of_products: set[int] = set()
         self._saved: list[torch.Tensor] = []
-        self._adapted: dict[int, int] = {}  # by width: the bytes of what adapters add to, or multiply, of that width
+        self._adapted: list[_Adapted] = []
+        self._choice = SelectiveChoice()
+        self._chosen: set[int] = set()  # storages that a selective layer keeps, if backward needs them
+        self._attended: set[int] = set()  # storages that attention reads
+        self._of_attention: set[int] = set()  # storages that it returns
         self._existing = {_key(leaf) for leaf in tree_leaves(existing) if isinstance(leaf, torch.Tensor)}
 
     @contextmanager
-    def following(self) -> Iterator[None]:
-        with self, torch.autograd.graph.saved_tensors_hooks(self._save, lambda tensor: tensor):
+    def following(self, at_attention: Callable[[], None] = lambda: None) -> Iterator[None]:
+        """
+        Args:
+            at_attention: called when backward has reached the layer's attention.
+        """
+
+        def unpack(saved: tuple[torch.Tensor, bool]) -> torch.Tensor:
+            tensor, is_attended = saved
+            if is_attended:
+                at_attention()
+            return tensor
+
+        with self, torch.autograd.graph.saved_tensors_hooks(self._save, unpack):
             yield
 
     def kept_bytes(self, outputs: Any) -> dict[int, int]:
         """The bytes of each new storage that the layer keeps, those of its outputs included."""
-        returned = {_key(leaf): leaf for leaf in tree_leaves(outputs) if isinstance(leaf, torch.Tensor)}
-        kept = {key: tensor for key, tensor in returned.items() if key not in self._existing}
-        kept |= {key: self._made[key][0] for key in self._cheapest_cut(free=kept.keys())}
+        returned = self._returned(outputs)
+        kept = returned | {key: self._made[key][0] for key in self._cheapest_cut(self._saved, free=returned.keys())}
         there = self._existing | kept.keys()
         return {
             key: tensor.untyped_storage().nbytes() if key in returned else self._bytes_of(key, tensor, there)
             for key, tensor in kept.items()
         }
+
+    def selective(self, outputs: Any, hidden: int) -> SelectiveKept:
+        """The same of a selective layer. All that it does not keep is computed again, when backward needs it.
+
+        What attention is computed from, backward needs when it has reached the attention.
+
+        Args:
+            hidden: as of `fused_bytes`.
+        """
+        returned = self._returned(outputs)
+        chosen = self._needed(map(_key, self._saved), until=self._chosen | returned.keys()) & self._chosen
+        kept = returned.keys() | chosen
+        before_attention = self._needed(self._attended, until=chosen)
+        first: list[torch.Tensor] = []
+        rest: list[torch.Tensor] = []
+        for tensor in self._saved:
+            (rest if _key(tensor) in before_attention else first).append(tensor)
+        adapted = self._widest(hidden)
+        more = sum(each.in_backward + (0 if each.output in chosen else each.again) for each in adapted)
+        left = chosen & (before_attention | self._of_attention)
+        there = (kept | self._cheapest_cut(first, free=kept), left | self._cheapest_cut(rest, free=kept))
+        return SelectiveKept(self._size(kept), (self._size(there[0]) + more, self._size(there[1])))
+
+    def _returned(self, outputs: Any) -> dict[int, torch.Tensor]:
+        found = {_key(leaf): leaf for leaf in tree_leaves(outputs) if isinstance(leaf, torch.Tensor)}
+        return {key: tensor for key, tensor in found.items() if key not in self._existing}
+
+    def _needed(self, keys: Iterable[int], until: Collection[int]) -> set[int]:
+        """These storages, and those that they are computed from, as far as storages that are there."""
+        found: set[int] = set()
+        left = [*keys]
+        while left:
+            key = left.pop()
+            if key in found or key in self._existing:
+                continue
+            found.add(key)
+            if key not in until:
+                left.extend(map(_key, self._made[key][1]))
+        return found
+
+    def _size(self, keys: Iterable[int]) -> int:
+        return sum(self._made[key][0].untyped_storage().nbytes() for key in keys)
 
     def fused_bytes(self, hidden: int) -> int:
         """The bytes more that are there at once if backward computes the layer again, in the same graph.
@@ -80,7 +155,11 @@ class CompiledLayer(TorchDispatchMode):
         Args:
             hidden: the width of hidden states; what is no wider is not there at the fullest moment.
         """
-        return self._adapted[widest] if (widest := max(self._adapted, default=0)) > hidden else 0
+        return sum(each.again for each in self._widest(hidden))
+
+    def _widest(self, hidden: int) -> list[_Adapted]:
+        widest = max((each.width for each in self._adapted), default=0)
+        return [each for each in self._adapted if each.width == widest > hidden]
 
     def _bytes_of(self, key: int, tensor: torch.Tensor, there: Collection[int]) -> int:
         """The bytes kept of one storage: those of its saved slices, if it is computed from storages that are there."""
@@ -91,8 +170,8 @@ class CompiledLayer(TorchDispatchMode):
         slices = {(t.storage_offset(), t.shape): t.nbytes for t in self._saved if _key(t) == key}
         return min(whole, sum(slices.values()) or whole)
 
-    def _cheapest_cut(self, free: Collection[int]) -> set[int]:
-        """The storages, of the fewest bytes together, that all saved ones can be computed from.
+    def _cheapest_cut(self, saved: Sequence[torch.Tensor], free: Collection[int]) -> set[int]:
+        """The storages, of the fewest bytes together, that all these saved ones can be computed from.
 
         The partitioner's own problem: a minimum cut between what is not computed again and what backward reads.
 
@@ -111,7 +190,7 @@ class CompiledLayer(TorchDispatchMode):
                 graph.add_edge("made", (key, "in"))  # without a capacity: never cut
             else:
                 graph.add_edges_from(((_key(source), "out"), (key, "in")) for source in sources)
-        graph.add_edges_from(((_key(tensor), "out"), "read") for tensor in self._saved)
+        graph.add_edges_from(((_key(tensor), "out"), "read") for tensor in saved)
         _, (side_of_made, _) = networkx.minimum_cut(graph, "made", "read")
         return {key for key in self._made if (key, "in") in side_of_made and (key, "out") not in side_of_made}
 
@@ -132,6 +211,11 @@ class CompiledLayer(TorchDispatchMode):
                 if any(other.requires_grad for other in (*inputs[:index], *inputs[index + 1 :])):
                     self._fixed.add(_key(source))
         self._note_adapted(function, args, outputs)
+        if self._choice.keeps(function, args, kwargs or {}):
+            self._chosen |= {_key(leaf) for leaf in tree_leaves(outputs) if isinstance(leaf, torch.Tensor)}
+        if is_attention(function):
+            self._attended |= {_key(source) for source in inputs} - self._existing
+            self._of_attention |= {_key(leaf) for leaf in tree_leaves(outputs) if isinstance(leaf, torch.Tensor)}
         # Random masks are not kept: they are drawn again from their seeds.
         if function is _aten.bernoulli_.float:
             self._existing.add(_key(outputs))
@@ -140,72 +224,16 @@ class CompiledLayer(TorchDispatchMode):
         return outputs
 
     def _note_adapted(self, function: Any, args: Any, outputs: Any) -> None:
-        wide = outputs if function is torch.ops.lora.product_up.default else args[0] if _drops(function, args) else None
-        if wide is not None:
-            size = wide.nbytes if wide is outputs else 2 * wide.nbytes
-            self._adapted[wide.shape[-1]] = self._adapted.get(wide.shape[-1], 0) + size
+        if function is torch.ops.lora.product_up.default:
+            self._adapted.append(_Adapted(outputs.shape[-1], _key(outputs), again=outputs.nbytes, in_backward=0))
+        elif function is torch.ops.lora.product_down.default:
+            size, drops = args[0].nbytes, _drops(function, args)
+            sizes = {"again": 2 * size if drops else 0, "in_backward": 2 * size if drops else size}
+            self._adapted.append(_Adapted(args[0].shape[-1], _key(outputs), **sizes))
 
-    def _save(self, tensor: torch.Tensor) -> torch.Tensor:
+    def _save(self, tensor: torch.Tensor) -> tuple[torch.Tensor, bool]:
         self._saved.append(tensor)
-        return tensor
-
-
-class HeldGradients:
-    """The gradients that the code before a layer's tiles gets in backward, held until that ends.
-
-    This code is one graph. Its backward gets the gradients of the layer's output, which the residual passes on, and of
-    the tiles' input. torch 2.11 refers to both until it ends, so they are there while attention has its backward. 2.13
-    frees them after their last use (pytorch pull request 177837); for it this is a bound.
-    """
-
-    def __init__(self, around_tiles: bool) -> None:
-        """
-        Args:
-            around_tiles: layers are compiled around tiles; else nothing is held.
-        """
-        self._around_tiles = around_tiles
-        self._gradients: list[torch.Tensor] = []
-
-    def watch(self, layer: nn.Module) -> list[RemovableHandle]:
-        """Hooks for a forward pass of the layer, by which gradients of its tiles' inputs will be held."""
-
-        def watch_input(part: nn.Module, inputs: tuple[Any, ...]) -> None:
-            if inputs[0].requires_grad:
-                inputs[0].register_hook(self.hold)
-
-        parts = [part for part in tiled_parts(layer) if [*part.children()]] if self._around_tiles else []
-        return [part.register_forward_pre_hook(watch_input) for part in parts]
-
-    def freed_early(self, layer: nn.Module, of_hidden: int) -> int:
-        """The bytes by which this layer's backward is emptier at its fullest moment than the pass counts.
-
-        A layer with adapters on all that is around its tiles is fullest in attention's backward, compiled, and the pass
-        finds as many bytes in that of the projections before it, which compiled code has not. They were the same on an
-        H100 as long as inductor kept a dead gradient there, as wide as the hidden states, for a later one
-        (`policies.tiling.compiled.AROUND_TILES`). inductor's code for layers with fewer adapters, or none, has no such
-        gradient.
-
-        Args:
-            of_hidden: bytes of the layer's hidden states.
-        """
-        frees = self._around_tiles and AROUND_TILES.get("allow_buffer_reuse") is False
-        return of_hidden if frees and _all_adapted(layer) else 0
-
-    def hold(self, gradient: torch.Tensor) -> None:
-        if self._around_tiles:
-            self._gradients.append(gradient)
-
-    def release(self) -> None:
-        self._gradients.clear()
-
-
-def _all_adapted(layer: nn.Module) -> bool:
-    """Whether all matrices of this layer that are in none of its tiles have adapters."""
-    known = {id(inner) for part in tiled_parts(layer) for inner in part.modules()}
-    adapted = [module for module in layer.modules() if id(module) not in known and hasattr(module, "lora_A")]
-    known |= {id(inner) for module in adapted for inner in module.modules()}
-    left = (p for m in layer.modules() if id(m) not in known for p in m.parameters(recurse=False))
-    return bool(adapted) and all(parameter.dim() < 2 for parameter in left)
+        return tensor, _key(tensor) in self._attended
 
 
 def _drops(function: Any, args: Any) -> bool:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from planning.memory.layer_memory import PassBytes
+from planning.memory.layer_bytes import PassBytes
 from planning.memory.optimizer_bytes import OptimizerBytes
 from planning.memory.sharded_bytes import UnitBytes, unit_bytes, units_of
 

@@ -17,54 +17,12 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
-from planning.memory.compiled_layers import CompiledLayer, HeldGradients
+from planning.memory.compiled_layers import CompiledLayer, SelectiveKept
+from planning.memory.held_gradients import HeldGradients
+from planning.memory.layer_bytes import LayerBytes, PassBytes, SelectiveBytes
 from planning.memory.live_bytes import LiveBytes, Window
 from planning.memory.repeated_layers import kind_of, shapes_of, stand_in
-from policies.activations.host_pool import pool_bytes
 from policies.activations.offloading import MIN_BYTES, is_movable, key_of, own_input, shared_inputs
-
-
-@dataclass(frozen=True)
-class LayerBytes:
-    """The bytes of one layer, or of everything after the last layer."""
-
-    kept: int  # bytes that forward adds and keeps, its output included, less an input that backward does not need
-    forward: int  # peak of forward, beyond the bytes alive before it
-    backward: int  # peak of backward, beyond the bytes alive before forward, without gradients of parameters
-    backward_with_grads: int  # the same, with the gradients of its own parameters as they come
-    moved: int = 0  # activations in host memory until backward; not part of `kept`
-    on_host: int = 0  # host memory that these take
-    movable: tuple[int, ...] = ()  # bytes of each storage that offloading would move
-    fused: int = 0  # bytes more in backward if that computes the layer again, compiled (compiled_layers.py)
-
-    def recomputed_as(self, compiled: LayerBytes) -> LayerBytes:
-        """The same of a recomputed layer whose backward, recomputation included, is one compiled graph.
-
-        Args:
-            compiled: of the same layer, compiled and not recomputed.
-        """
-        backward, with_grads = compiled.backward + compiled.fused, compiled.backward_with_grads + compiled.fused
-        return replace(self, backward=backward, backward_with_grads=with_grads)
-
-    def offloaded(self) -> LayerBytes:
-        """The same, with its movable activations in host memory."""
-        moved = sum(self.movable)
-        return replace(self, kept=self.kept - moved, moved=moved, on_host=sum(map(pool_bytes, self.movable)))
-
-
-@dataclass(frozen=True)
-class PassBytes:
-    """One forward and backward pass, in bytes."""
-
-    layers: tuple[tuple[nn.Module, LayerBytes], ...]  # in the order of forward
-    between: int  # kept by operators before and between the layers
-    loss: LayerBytes  # of everything after the last layer: norm, head and loss
-    embedding_backward: int  # the peak after the first layer's backward, its gradients included
-
-    def recomputed_as(self, compiled: PassBytes) -> PassBytes:
-        """The same with layers as `LayerBytes.recomputed_as`."""
-        pairs = zip(self.layers, compiled.layers, strict=True)
-        return replace(self, layers=tuple((layer, use.recomputed_as(other)) for (layer, use), (_, other) in pairs))
 
 
 @dataclass
@@ -80,21 +38,34 @@ class _Measured:
     compiled: int | None = None  # bytes that it keeps if it is compiled
     movable: tuple[int, ...] = ()  # bytes of each storage that offloading would move
     fused: int = 0  # bytes more in backward if that computes it again, compiled
+    selective: SelectiveKept | None = None
+    end_uncast: int = 0  # as `end`, without copies in another dtype
     freed: int = 0  # bytes that the pass counts in backward, and compiled code has freed by then
 
     def use(self) -> LayerBytes:
         kept = self.end - self.start - self.released
         forward = self.forward.peak - self.start
-        window = self.backward
-        backward = (window.peak - self.freed if window else self.end) - self.start
-        with_grads = (window.peak_with_grads - self.freed if window else self.end) - self.start
+        parts = self.backward.parts() if self.backward else []
+        backward = max((part.peak - self.freed for part in parts), default=self.end) - self.start
+        with_grads = max((part.peak_with_grads - self.freed for part in parts), default=self.end) - self.start
         if self.compiled is None:
             use = LayerBytes(kept, forward, backward, with_grads)
         else:
             # Backward begins with fewer bytes, so its peaks are lower by as much.
             less = kept - self.compiled
             use = LayerBytes(self.compiled, self.compiled + self.forward.unpacked, backward - less, with_grads - less)
+            use = replace(use, selective=self._selective())
         return replace(use, movable=self.movable, fused=self.fused)
+
+    def _selective(self) -> SelectiveBytes | None:
+        """The layer if it is selective."""
+        if self.selective is None or self.backward is None:
+            return None
+        # Nothing that forward made is freed meanwhile, so what is alive beyond that is gradients and temporaries.
+        parts = [*zip(self.backward.parts(), self.selective.there, strict=False)]
+        backward = max(part.uncast - self.end_uncast + there for part, there in parts)
+        with_grads = max(part.uncast_with_grads - self.end_uncast + there for part, there in parts)
+        return SelectiveBytes(self.selective.kept, backward, with_grads)
 
 
 @dataclass
@@ -216,7 +187,7 @@ def _forward(own: Callable[..., Any], state: _Pass) -> Callable[..., Any]:
         outputs = run(layer, own, args, kwargs, state, measured)
         for handle in watched:
             handle.remove()
-        measured.end = live.live
+        measured.end, measured.end_uncast = live.live, live.uncast
         state.last = live.live - measured.released
         measured.outputs = shapes_of(outputs)
         output = next(leaf for leaf in tree_leaves(outputs) if isinstance(leaf, torch.Tensor))
@@ -234,12 +205,14 @@ def _run_as_if_compiled(
 ) -> Any:
     """Run a layer. Measures the bytes of each storage that it would keep if it were compiled. Returns its outputs."""
     followed = CompiledLayer((args, kwargs, [*layer.parameters()], [*layer.buffers()]))
-    with followed.following():
+    with followed.following(at_attention=state.live.divide):
         outputs = own(*args, **kwargs)
     kept = followed.kept_bytes(outputs)
     measured.compiled = sum(kept.values())
     states = own_input(args, kwargs)
-    measured.fused = 0 if states is None else followed.fused_bytes(states.shape[-1])
+    if states is not None:
+        measured.fused = followed.fused_bytes(states.shape[-1])
+        measured.selective = followed.selective(outputs, states.shape[-1])
     if state.moves != "nothing":
         # A layer moves its input. Its output is the next layer's input, and moves with that.
         for leaf in tree_leaves(outputs):

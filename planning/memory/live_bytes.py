@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -28,6 +28,12 @@ class Window:
     peak: int = 0  # most alive meanwhile, without gradients of parameters
     peak_with_grads: int = 0  # the same, with the gradients that came in this window
     unpacked: int = 0  # the most that a product of experts unpacked for itself; part of the peaks
+    uncast: int = 0  # as `peak`, without copies in another dtype, which compiled code does not write
+    uncast_with_grads: int = 0  # as `peak_with_grads`, without them
+    first: Window | None = None  # the part before `LiveBytes.divide`; the peaks are then those of the rest
+
+    def parts(self) -> list[Window]:
+        return [self] if self.first is None else [self.first, self]
 
 
 class LiveBytes(TorchDispatchMode):
@@ -39,9 +45,10 @@ class LiveBytes(TorchDispatchMode):
             existing: parameters, buffers and inputs; neither they nor their views are counted.
         """
         super().__init__()
-        self._sizes: dict[int, tuple[int, Any]] = {}
+        self._sizes: dict[int, tuple[int, bool, Any]] = {}  # by storage: its bytes, whether it is a copy in a dtype
         self._existing = {tensor.untyped_storage()._cdata: tensor for tensor in existing}
         self.live = 0
+        self.uncast = 0  # of these, all but copies in another dtype
         self._grads = 0
         self.window = Window()
 
@@ -49,29 +56,39 @@ class LiveBytes(TorchDispatchMode):
         """Close the window and open the next, which is returned."""
         self.window.end = self.live
         self._grads = 0
-        self.window = Window(self.live, self.live, self.live, self.live)
+        self.window = self._begun()
         return self.window
+
+    def divide(self) -> None:
+        """Begin the second part of the window; if it has one, nothing is done."""
+        if self.window.first is None:
+            # The window's owner has this object, so it goes on, and its first part is a copy.
+            self.window.first = replace(self.window)
+            vars(self.window).update(vars(self._begun()) | {"first": self.window.first})
+
+    def _begun(self) -> Window:
+        live, uncast, grads = self.live, self.uncast, self._grads
+        return Window(live, live, live, live + grads, uncast=uncast, uncast_with_grads=uncast + grads)
 
     def take_grad(self, parameter: torch.Tensor) -> None:
         """A hook of parameters: their gradients are counted apart, and dropped."""
         gradient = parameter.grad
         if gradient is None:
             return
-        size, _ = self._sizes.pop(gradient.untyped_storage()._cdata, (0, None))
-        self.live -= size
+        self._forget(gradient.untyped_storage()._cdata)
         self._grads += gradient.nbytes
         parameter.grad = None
 
     def size_of(self, tensor: torch.Tensor) -> int:
         """The bytes that are counted for a tensor; 0 if it was there before."""
-        size, _ = self._sizes.get(tensor.untyped_storage()._cdata, (0, None))
+        size, *_ = self._sizes.get(tensor.untyped_storage()._cdata, (0,))
         return size
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         outputs = function(*args, **(kwargs or {}))
         for leaf in tree_leaves(outputs):
             if isinstance(leaf, torch.Tensor):
-                self._count(leaf)
+                self._count(leaf, is_cast=function is torch.ops.aten._to_copy.default)
         if function is EXPERTS_PRODUCT:  # it gives up the weights that it unpacks before it returns
             unpacked = unpacked_bytes(*args)
             self.window.unpacked = max(self.window.unpacked, unpacked)
@@ -80,7 +97,7 @@ class LiveBytes(TorchDispatchMode):
             self._note_peak(temporary)
         return outputs
 
-    def _count(self, tensor: torch.Tensor) -> None:
+    def _count(self, tensor: torch.Tensor, *, is_cast: bool) -> None:
         storage = tensor.untyped_storage()
         key = storage._cdata
         # A view shares its storage, which is counted once.
@@ -88,16 +105,21 @@ class LiveBytes(TorchDispatchMode):
             return
         size = storage.nbytes()
 
-        def freed(_: Any) -> None:
-            if key in self._sizes:
-                self.live -= self._sizes.pop(key)[0]
-
         # torch keeps one Python object for a storage as long as the storage lives, so the callback tells its end.
-        self._sizes[key] = (size, weakref.ref(storage, freed))
+        self._sizes[key] = (size, is_cast, weakref.ref(storage, lambda _: self._forget(key)))
         self.live += size
+        self.uncast += 0 if is_cast else size
         self._note_peak()
+
+    def _forget(self, key: int) -> None:
+        size, is_cast, _ = self._sizes.pop(key, (0, False, None))
+        self.live -= size
+        self.uncast -= 0 if is_cast else size
 
     def _note_peak(self, more: int = 0) -> None:
         """The bytes alive may be the most so far, with `more` that are there for a moment."""
-        self.window.peak = max(self.window.peak, self.live + more)
-        self.window.peak_with_grads = max(self.window.peak_with_grads, self.live + more + self._grads)
+        window, live, uncast = self.window, self.live + more, self.uncast + more
+        window.peak = max(window.peak, live)
+        window.peak_with_grads = max(window.peak_with_grads, live + self._grads)
+        window.uncast = max(window.uncast, uncast)
+        window.uncast_with_grads = max(window.uncast_with_grads, uncast + self._grads)

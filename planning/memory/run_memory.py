@@ -27,7 +27,8 @@ from planning.memory.host_memory import (
     offloaded_bytes,
     worker_bytes,
 )
-from planning.memory.layer_memory import PassBytes, measure_pass
+from planning.memory.layer_bytes import PassBytes
+from planning.memory.layer_memory import measure_pass
 from planning.memory.memory_plan import ROUNDED_UP, MemoryPlan
 from planning.memory.meta_pass import pass_on_meta
 from planning.memory.optimizer_bytes import optimizer_bytes
@@ -188,12 +189,12 @@ def bytes_of_pass(
     checkpointing = planned.empty.checkpointing
     if not trains or not planned.config.train_config.compile or checkpointing.tile_tokens:
         return found
-    if checkpointing.strongest != "full":
+    if checkpointing.strongest == "off":
         return found
     # Backward computes such layers again in its own graph, of which it keeps what compiled layers keep.
     compiled = _measured_pass(with_checkpointing(planned, checkpointing.alike("off")), card, num_rows, widths, rows)
     with_checkpointing(planned, checkpointing)
-    return found.recomputed_as(compiled)
+    return found.recomputed_as(compiled) if checkpointing.strongest == "full" else found.selective_as(compiled)
 
 
 def _measured_pass(

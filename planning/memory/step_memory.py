@@ -28,7 +28,7 @@ from torch import nn
 
 from planning.memory.generation_memory import GenerationBytes
 from planning.memory.held_bytes import HeldBytes, Scheme
-from planning.memory.layer_memory import LayerBytes, PassBytes
+from planning.memory.layer_bytes import LayerBytes, PassBytes
 from planning.memory.memory_plan import Parts
 from planning.memory.sharded_bytes import UnitBytes
 from utils.units import GIB

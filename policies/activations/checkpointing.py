@@ -243,17 +243,27 @@ def selective_contexts() -> tuple[Any, Any]:
     inner product is kept.
     """
     # Counted apart, in forward and in recomputation: some versions of torch ask in both, and must get the same answers.
-    num_products = {False: 0, True: 0}
+    choices = {False: SelectiveChoice(), True: SelectiveChoice()}
 
     def policy(context: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-        keep = is_attention(op) and not draws_random_numbers(op, args, kwargs)
-        if op in MATRIX_PRODUCTS:
-            num_products[context.is_recompute] += 1
-            keep = num_products[context.is_recompute] % 2 == 0
+        keep = choices[context.is_recompute].keeps(op, args, kwargs)
         # PREFER, since torch.compile may still keep a tensor that costs it less than computing it again.
         return CheckpointPolicy.MUST_SAVE if keep else CheckpointPolicy.PREFER_RECOMPUTE
 
     return create_selective_checkpoint_contexts(policy)
+
+
+class SelectiveChoice:
+    """Which outputs a selective layer keeps. It is asked about the layer's operators in the order in which they run."""
+
+    def __init__(self) -> None:
+        self._num_products = 0
+
+    def keeps(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        if op in MATRIX_PRODUCTS:
+            self._num_products += 1
+            return self._num_products % 2 == 0
+        return is_attention(op) and not draws_random_numbers(op, args, kwargs)
 
 
 def is_attention(op: Any) -> bool:

@@ -25,7 +25,8 @@ from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, Auto
 from planning.machines.cards import find_card
 from planning.memory.device_kernels import KernelsOfCard
 from planning.memory.held_bytes import Scheme
-from planning.memory.layer_memory import PassBytes, measure_pass
+from planning.memory.layer_bytes import PassBytes
+from planning.memory.layer_memory import measure_pass
 from planning.memory.memory_plan import MemoryPlan
 from planning.memory.meta_pass import computed_in
 from planning.memory.optimizer_bytes import OptimizerBytes

@@ -15,7 +15,8 @@ from torch import nn
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
 from planning.memory.device_kernels import Capability, KernelsOfCard
-from planning.memory.layer_memory import PassBytes, measure_pass
+from planning.memory.layer_bytes import PassBytes
+from planning.memory.layer_memory import measure_pass
 from policies.activations.checkpointing import Checkpointing, apply_activation_checkpointing
 from policies.adapters.expert_products import use_grouped_factors
 from policies.adapters.lora_layers import use_lean_forward
@@ -176,3 +177,38 @@ def test_code_around_tiles_holds_the_gradients_that_came_in() -> None:
         peaks.append(found.layers[-1][1].backward)
     # Of the layer's output and of its tiles' input, in bf16, while attention has its backward.
     assert peaks[1] - peaks[0] == 2 * ROWS * WIDTH * 64 * 2
+
+
+@pytest.mark.parametrize(
+    ("targets", "scheduled"),
+    [
+        ([], 202.6),
+        (["q_proj", "v_proj"], 167.0),
+        (["gate_proj", "up_proj"], 286.8),
+        (["down_proj"], 222.8),
+        ("all-linear", 363.3),
+    ],
+)
+def test_the_backward_of_a_compiled_selective_layer_is_that_of_its_schedule(
+    targets: list[str] | str, scheduled: float
+) -> None:
+    """KiB per token alive at once beyond the layer's input: torch 2.11's inductor for a GPU, 16,384 tokens, rank 16."""
+    num_tokens, sizes = 16384, {"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 64, "max_position_embeddings": 131072}
+    config = transformers.LlamaConfig(**sizes, **heads)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).train()
+    if targets:
+        use_lean_forward(peft.get_peft_model(model, peft.LoraConfig(r=16, target_modules=targets, lora_dropout=0.05)))
+    tokens = torch.zeros(1, num_tokens, dtype=torch.long, device="meta")
+    with KernelsOfCard((9, 0), answer=True):
+        found = measure_pass(
+            model,
+            find_layers(model),
+            lambda: model(input_ids=tokens, labels=tokens, use_cache=False).loss,
+            [tokens],
+            compiled=lambda layer: True,
+        )
+    selective = found.layers[-1][1].selective
+    assert selective is not None
+    assert selective.backward / num_tokens / 1024 == pytest.approx(scheduled, rel=0.05)

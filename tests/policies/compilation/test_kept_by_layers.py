@@ -13,6 +13,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from planning.memory.compiled_layers import CompiledLayer
+from planning.memory.device_kernels import KernelsOfCard
+from policies.activations.checkpointing import Checkpointing, checkpoint_layers
 from policies.adapters import lora_products
 from policies.adapters.lora_layers import use_lean_forward
 from policies.compilation.layers import compile_layers
@@ -21,12 +23,12 @@ from tests.helpers.kept_by_compiled import recording_backend
 BF16 = torch.bfloat16
 
 
-def adapted_llama() -> LlamaForCausalLM:
+def adapted_llama(targets: list[str] | str = "all-linear") -> LlamaForCausalLM:
     sizes = {"hidden_size": 32, "intermediate_size": 112, "num_hidden_layers": 1, "vocab_size": 64}
     model = LlamaForCausalLM(LlamaConfig(**sizes, num_attention_heads=2, num_key_value_heads=2)).to(BF16)
-    adapted = peft.get_peft_model(model, peft.LoraConfig(r=2, target_modules="all-linear", lora_dropout=0.05))
-    use_lean_forward(adapted)
-    adapted.train()
+    if targets:
+        use_lean_forward(peft.get_peft_model(model, peft.LoraConfig(r=2, target_modules=targets, lora_dropout=0.05)))
+    model.train()
     return model
 
 
@@ -77,3 +79,30 @@ def test_adapters_of_wide_products_count_where_backward_computes_them_again() ->
     added, dropped = 2 * 64 * 112 * 4, 2 * 64 * 112 * 2  # of gate_proj and up_proj each; down_proj's input, twice
     assert followed.fused_bytes(32) == 2 * added + 2 * dropped
     assert followed.fused_bytes(112) == 0
+
+
+@pytest.mark.parametrize("targets", [[], ["q_proj", "v_proj"], "all-linear"])
+def test_a_selective_layer_keeps_what_its_compiled_forward_returns(
+    targets: list[str] | str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    returned: list[torch.Tensor] = []
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=recording_backend(returned)))
+    layer, mode = adapted_llama(targets).model.layers[0], FakeTensorMode()
+    hold_no_values(layer, mode)
+    checkpoint_layers([layer], Checkpointing("selective"))
+    with mode:
+        compile_layers([layer], widths_vary=False)
+        hidden, angles = torch.empty(2, 64, 32, dtype=BF16, requires_grad=True), torch.empty(1, 64, 16, dtype=BF16)
+        layer(hidden, position_embeddings=(angles, angles), attention_mask=None)
+    tensors = [tensor for tensor in returned if tensor.dtype != torch.uint8]  # not states of random numbers
+    storages = {tensor.untyped_storage()._cdata: tensor.untyped_storage().nbytes() for tensor in tensors}
+
+    layer = adapted_llama(targets).model.layers[0].to("meta")
+    hidden, angles = (
+        torch.empty(2, 64, 32, dtype=BF16, device="meta"),
+        torch.empty(1, 64, 16, dtype=BF16, device="meta"),
+    )
+    followed = CompiledLayer([hidden, angles, *layer.parameters()])
+    with KernelsOfCard(None, answer=True), followed.following():
+        output = layer(hidden, position_embeddings=(angles, angles), attention_mask=None)
+    assert followed.selective(output, 32).kept == pytest.approx(sum(storages.values()), rel=0.02)
