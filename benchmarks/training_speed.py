@@ -138,7 +138,12 @@ ROWS["tiny-lora-all"] = Workload("tiny", 2, 128, TINY_ALL)
 ROWS["tiny-padded"] = Workload(
     "tiny", 4, 128, [*TINY_ALL, "--batching_strategy", "padding"], dataset_function=DOCUMENTS
 )
-ROWS["llama8b-full-2"] = Workload("llama8b", 2, 4096, ["--enable_fsdp", "--pure_bf16"], nproc=2)
+# Over two GPUs, packed and without; the short step shows communication best.
+for name, micro_batch in (("llama8b-full-2", 2), ("llama8b-full-2-1row", 1)):
+    for kind, flags in (("", []), ("-direct", ["--direct_collectives"])):
+        ROWS[f"{name}{kind}"] = Workload(
+            "llama8b", micro_batch, 4096, ["--enable_fsdp", "--pure_bf16", *flags], nproc=2
+        )
 for name, flags in (("", []), ("-gathered", ["--num_replicated_layers", "0"])):
     ROWS[f"qwen3-moe-lora-2{name}"] = Workload(MOE, 2, 4096, [*ON_ATTENTION, "--enable_fsdp", *flags], nproc=2)
 # Attention with sinks: packed documents, rows of one document each, and transformers' own attention in padded rows.

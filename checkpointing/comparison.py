@@ -34,7 +34,7 @@ LAYOUT = _dotted(
         "fsdp_config": (
             *("sharding_strategy", "hsdp", "sharding_group_size", "replica_group_size", "context_parallel_size"),
             *("num_replicated_layers", "accumulate_unsharded", "fsdp_activation_checkpointing", "wrap"),
-            *("fsdp_cpu_offload", "optimizer_cpu_offload"),
+            *("fsdp_cpu_offload", "optimizer_cpu_offload", "direct_collectives"),
         ),
         "quantization_config": ("quant_storage",),
     }

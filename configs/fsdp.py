@@ -59,6 +59,11 @@ class FsdpConfig:
         default_text="fp32, but DistributedDataParallel sums gradients in their own dtype, and two ranks in bf16 if "
         "that gives the same bits",
     )
+    direct_collectives: bool = setting(
+        False,
+        "gather each shard right into its whole weight, and reduce gradients from where they are, without packing "
+        "buffers; changes no result, and is not measured on a GPU yet",
+    )
     fsdp_activation_checkpointing: bool | None = setting(
         None,
         "recompute each layer's activations in the backward pass",

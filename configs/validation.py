@@ -19,6 +19,7 @@ _HOLDS_WITHOUT_FSDP: dict[str, tuple[Any, ...]] = {
     "fsdp_config.hsdp": (None, False),
     "fsdp_config.accumulate_unsharded": (None, True),
     "fsdp_config.num_replicated_layers": (None, "auto", 0),
+    "fsdp_config.direct_collectives": (False,),
     "fsdp_config.fsdp_activation_checkpointing": (None, False),
     "fsdp_config.wrap": (("layer",),),
     "fsdp_config.fsdp_cpu_offload": (False,),
@@ -92,6 +93,12 @@ def _check_layout(config: RunConfig) -> None:
             raise ConfigError(
                 "--num_replicated_layers: --fsdp_cpu_offload keeps weights in host memory; leave one of them out"
             )
+    if fsdp.direct_collectives and fsdp.sharding_strategy == "NO_SHARD":
+        raise ConfigError("--direct_collectives: NO_SHARD gathers no weights; leave one of them out")
+    if fsdp.direct_collectives and fsdp.fsdp_cpu_offload:
+        raise ConfigError(
+            "--direct_collectives: --fsdp_cpu_offload keeps weights in host memory; leave one of them out"
+        )
     if fsdp.accumulate_unsharded is False and fsdp.sharding_strategy == "NO_SHARD":
         raise ConfigError("--accumulate_unsharded: False has no effect under NO_SHARD; leave one of them out")
     if fsdp.accumulate_unsharded and fsdp.reduce_dtype == "bf16":

@@ -196,6 +196,11 @@ def shard_and_fill(
             set_factors(model, lora.init_lora_weights)
         if lora.use_dora:  # an adapter from --from_peft_checkpoint has its magnitudes already
             set_magnitudes(model)
+    if layout.is_direct:
+        # Here, since it reads private names of torch: other runs do without. After the weights, as float8 stores them.
+        from policies.direct_transfers import send_directly
+
+        send_directly(model)
     # 8. activation offloading, around the layers as they are called
     if offloading is not None:
         offloading.wrap(layers[::-1])  # in the order of forward; `layers` has inner ones first

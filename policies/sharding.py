@@ -28,6 +28,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from configs.fsdp import FsdpConfig
 from configs.training import TrainConfig
+from policies.direct_collectives import asks_directly
 from policies.mixed_precision import Precision
 from policies.replicated_weights import num_asked
 from ranks.environment import Environment
@@ -47,6 +48,7 @@ class Layout:
     mesh_shape: tuple[int, int]
     reshard_after_forward: bool
     cpu_offload: bool = False  # parameters, gradients and optimizer states in host memory
+    is_direct: bool = False  # units are gathered and reduced without packing, where they can be
     num_replicated: int | None = 0  # layers whose frozen weights stay whole; None: a plan chooses, else none do
 
     def parameter_device(self, device: torch.device) -> torch.device:
@@ -58,12 +60,16 @@ def choose_layout(train: TrainConfig, fsdp: FsdpConfig, precision: Precision, en
     """The layout that the flags ask for on these ranks.
 
     Raises:
-        ConfigError: if HYBRID_SHARD's groups do not fit the world size, --wrap names units and there are none, or
-            gradients cannot be reduced in --reduce_dtype.
+        ConfigError: if HYBRID_SHARD's groups do not fit the world size, --wrap names units and there are none,
+            gradients cannot be reduced in --reduce_dtype, or --direct_collectives has nothing to gather.
     """
     layout = _layout_of_flags(train, fsdp, precision, env)
     gathers = layout.kind == "fully_shard" and layout.mesh_shape[1] > 1 and not layout.cpu_offload
-    layout = replace(layout, num_replicated=num_asked(fsdp, precision) if gathers else 0)
+    layout = replace(
+        layout,
+        num_replicated=num_asked(fsdp, precision) if gathers else 0,
+        is_direct=asks_directly(fsdp, gathers=gathers),
+    )
     if fsdp.reduce_dtype == "bf16" and env.world_size == 1:
         raise ConfigError(
             "--reduce_dtype: bf16 is for sums over ranks, and this run has one process; start several, or leave this "

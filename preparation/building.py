@@ -119,6 +119,10 @@ def build(built: BuiltModel, inputs: Inputs, env: Environment) -> TrainingParts:
     how_reduced = (fsdp.accumulate_unsharded, layout, precision, model, env.device_facts)
     notes = [*unit_notes(model, fsdp.wrap), *optimizer_notes(model, train.lr, fsdp), *share_out_cores(fsdp, env)]
     notes += reduction_notes(*how_reduced, resolved.batches.gradient_accumulation_steps)
+    if layout.is_direct:
+        from policies.direct_transfers import direct_notes  # only here: it reads private names of torch
+
+        notes += direct_notes(model)
     print_rank_zero(env, *notes)
     say = partial(print_rank_zero, env)
     collate_of = collator_of_run(inputs, empty)

@@ -23,7 +23,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from utils.compat import all_gather, reduce_scatter
-from utils.torch_internals import no_scattering_pending, parameter_groups
+from utils.torch_internals import all_gather_each, no_scattering_pending, parameter_groups, reduce_scatter_each
 
 KINDS = ("all_gather", "reduce_scatter", "all_reduce")
 
@@ -168,13 +168,21 @@ class _TimedAllGather(_Allocating):
     def __call__(
         self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: dist.ProcessGroup, async_op: bool = False
     ) -> dist.Work | None:
-        timeline = self.watched.timeline
-        if timeline is None:
+        with self._timed([output_tensor], group):
             return all_gather(output_tensor, input_tensor, group, async_op=async_op)
-        start = timeline.clock.mark()
-        work = all_gather(output_tensor, input_tensor, group, async_op=async_op)
-        self.pending = timeline.add("all_gather", _sent(output_tensor, group.size()), start)
-        return work
+
+    def each(self, wholes: Sequence[torch.Tensor], parts: Sequence[torch.Tensor], group: dist.ProcessGroup) -> None:
+        """Gather a unit's weights without packing (policies/direct_transfers.py)."""
+        with self._timed(wholes, group):
+            all_gather_each(wholes, parts, group)
+
+    @contextmanager
+    def _timed(self, wholes: Sequence[torch.Tensor], group: dist.ProcessGroup) -> Iterator[None]:
+        timeline = self.watched.timeline
+        start = None if timeline is None else timeline.clock.mark()
+        yield
+        if timeline is not None:
+            self.pending = timeline.add("all_gather", sum(_sent(whole, group.size()) for whole in wholes), start)
 
 
 class _TimedReduceScatter(_Allocating):
@@ -200,16 +208,27 @@ class _TimedReduceScatter(_Allocating):
         op: Any,
         async_op: bool = False,
     ) -> dist.Work | None:
-        timeline = self.watched.timeline
-        if timeline is None:
+        with self._timed([input_tensor], group):
             return reduce_scatter(output_tensor, input_tensor, group, op=op, async_op=async_op)
-        start = timeline.clock.mark()
-        work = reduce_scatter(output_tensor, input_tensor, group, op=op, async_op=async_op)
+
+    def each(
+        self, parts: Sequence[torch.Tensor], wholes: Sequence[torch.Tensor], group: dist.ProcessGroup, op: Any
+    ) -> None:
+        """Reduce a unit's gradients without packing (policies/direct_transfers.py)."""
+        with self._timed(wholes, group):
+            reduce_scatter_each(parts, wholes, group, op)
+
+    @contextmanager
+    def _timed(self, wholes: Sequence[torch.Tensor], group: dist.ProcessGroup) -> Iterator[None]:
+        timeline = self.watched.timeline
+        start = None if timeline is None else timeline.clock.mark()
+        yield
+        if timeline is None:
+            return
         times = 2 if timeline.clock.collectives_block else 1  # gloo all-reduces, and each rank keeps its part
-        end = timeline.add("reduce_scatter", times * _sent(input_tensor, group.size()), start)
+        end = timeline.add("reduce_scatter", times * sum(_sent(whole, group.size()) for whole in wholes), start)
         timeline.last_scatter = self.all_reduce_start = end
         timeline.pending_reductions.append(end)
-        return work
 
     def has_waited(self, timeline: Timeline) -> None:
         """Record that computing has waited for the reduce-scatter before this unit's."""

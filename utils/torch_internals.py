@@ -1,17 +1,21 @@
 """Private calls of torch.distributed, all in one place.
 
 Look here first if a new version of torch breaks a run's start, its supervision, or its figures of communication.
+policies/direct_transfers.py has more, for --direct_collectives alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch._C._distributed_c10d as c10d
 import torch.distributed as dist
+
+from utils.compat import all_gather, reduce_scatter
 
 if TYPE_CHECKING:
     from torch import nn
@@ -108,6 +112,62 @@ def no_scattering_pending(group: Any) -> bool:
     context = group.comm_ctx
     name = "reduce_scatter_states" if hasattr(context, "reduce_scatter_states") else "reduce_scatter_state"
     return not getattr(context, name)
+
+
+def end_scattering(group: Any) -> None:
+    """Let computing wait for the reduce-scatter before, and free what it has read."""
+    context, computing = group.comm_ctx, group.device_handle.current_stream()
+    several = hasattr(context, "reduce_scatter_states")
+    for state in context.reduce_scatter_states if several else filter(None, [context.reduce_scatter_state]):
+        if state.event is not None:
+            computing.wait_event(state.event)
+    if several:
+        context.reduce_scatter_states.clear()
+    else:
+        context.reduce_scatter_state = None
+
+
+def begin_scattering(group: Any, read: Sequence[torch.Tensor], has_read: Any, stream: Any) -> None:
+    """Keep the tensors that a queued reduce-scatter reads until computing has waited for it.
+
+    Args:
+        has_read: the event after which it has read them.
+        stream: that adds its sums to gradients; the group's `_post_reduce_event` is the end of it.
+    """
+    from torch.distributed.fsdp._fully_shard._fsdp_param_group import ReduceScatterState
+
+    context = group.comm_ctx
+    state = ReduceScatterState(read, has_read)  # type: ignore[arg-type]  # torch only keeps it
+    if hasattr(context, "reduce_scatter_states"):
+        context.reduce_scatter_states.append(state)
+        context._last_post_reduce_events[stream] = group._post_reduce_event  # what torch 2.13 waits for at the end
+    else:
+        context.reduce_scatter_state = state
+
+
+def all_gather_each(wholes: Sequence[torch.Tensor], parts: Sequence[torch.Tensor], group: dist.ProcessGroup) -> None:
+    """Gather each tensor's parts, of one dtype, from all ranks: on a GPU in one call of NCCL."""
+    with _as_one_call(group, parts[0].device):
+        for whole, part in zip(wholes, parts, strict=True):
+            all_gather(whole, part, group)
+
+
+def reduce_scatter_each(
+    parts: Sequence[torch.Tensor], wholes: Sequence[torch.Tensor], group: dist.ProcessGroup, op: Any
+) -> None:
+    """Reduce each tensor over the ranks, and give each rank its part: on a GPU in one call of NCCL."""
+    with _as_one_call(group, wholes[0].device):
+        for part, whole in zip(parts, wholes, strict=True):
+            reduce_scatter(part, whole, group, op=op)
+
+
+@contextmanager
+def _as_one_call(group: dist.ProcessGroup, device: torch.device) -> Iterator[None]:
+    if device.type != "cuda":
+        yield
+        return
+    with dist._coalescing_manager(group=group, device=device, async_ops=False):
+        yield
 
 
 def time_backward(model: DistributedDataParallel) -> None:

@@ -209,5 +209,6 @@ def _copied_bytes(planned: PlannedModel, traffic: Traffic) -> float:
     gathered = traffic.units_bytes + traffic.root_bytes  # once, if it is kept
     if layout.reshard_after_forward:
         gathered = traffic.num_micro_batches * (2 * traffic.units_bytes + traffic.root_bytes)
-    reduced = (1 if traffic.reduces_once else traffic.num_micro_batches) * traffic.gradient_bytes
-    return 2 * (gathered + reduced)
+    packed = traffic.gradient_bytes - traffic.unpacked_gradient_bytes
+    reduced = (1 if traffic.reduces_once else traffic.num_micro_batches) * packed
+    return 2 * ((gathered if traffic.packs_weights else 0) + reduced)

@@ -13,7 +13,9 @@ from data.batches.counts import BatchCounts
 from planning.machines.group_speeds import Speeds
 from planning.model.float8_weights import float8_weights
 from planning.model.planned_model import PlannedModel, gathered_in, replicated_in
+from policies.apply_policies import Policies
 from policies.context_parallel.exchange import repeats_of_keys
+from policies.direct_collectives import why_not_reduced
 from utils.layer_configs import head_dim_of, layer_configs
 
 LAYOUTS = ("FULL_SHARD", "SHARD_GRAD_OP", "HYBRID_SHARD", "NO_SHARD")
@@ -31,6 +33,8 @@ class Traffic:
     num_micro_batches: int
     reduces_once: bool  # whether gradients accumulate whole
     all_reduces_once: bool = True  # whether sharded ones do so before they are reduced over the copies of the model
+    packs_weights: bool = True  # they are copied to and from buffers
+    unpacked_gradient_bytes: int = 0  # of those that are reduced without such copies
 
 
 def find_traffic(planned: PlannedModel) -> Traffic:
@@ -54,6 +58,7 @@ def find_traffic(planned: PlannedModel) -> Traffic:
     # DistributedDataParallel reduces gradients as they are.
     is_ddp, reduced = policies.layout.kind == "ddp", precision.reduce_dtype.itemsize
     gradient_bytes = sum(p.numel() * (p.element_size() if is_ddp else reduced) for own in trained for p in own)
+    unpacked = [own for own in trained if _is_unpacked(own, policies, in_float8)]
     return Traffic(
         units_bytes=units_bytes,
         root_bytes=all_bytes - units_bytes,
@@ -63,7 +68,18 @@ def find_traffic(planned: PlannedModel) -> Traffic:
         num_micro_batches=planned.resolved.batches.gradient_accumulation_steps,
         reduces_once=planned.accumulation.unsharded,
         all_reduces_once=not planned.accumulation.all_reduced,
+        packs_weights=not policies.layout.is_direct or bool(in_float8),
+        unpacked_gradient_bytes=reduced * sum(parameter.numel() for own in unpacked for parameter in own),
     )
+
+
+def _is_unpacked(trained: Sequence[nn.Parameter], policies: Policies, in_float8: frozenset[int]) -> bool:
+    """Whether the gradients of a unit are reduced without packing."""
+    layout, precision = policies.layout, policies.precision
+    if not layout.is_direct or in_float8.intersection(map(id, trained)):
+        return False
+    computed = precision.compute_dtype if precision.casts else None
+    return why_not_reduced(trained, layout.mesh_shape, precision.reduce_dtype, computed) is None
 
 
 def exchange_seconds(planned: PlannedModel, counts: BatchCounts, speeds: Speeds, ranks_per_node: int) -> float:

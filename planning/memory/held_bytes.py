@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
@@ -11,6 +11,7 @@ from torch import nn
 from planning.memory.layer_bytes import PassBytes
 from planning.memory.optimizer_bytes import OptimizerBytes
 from planning.memory.sharded_bytes import UnitBytes, unit_bytes, units_of
+from policies.direct_collectives import why_not_reduced
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,7 @@ class Scheme:
     in_float8: frozenset[int] = frozenset()  # ids of parameters that are gathered in float8 instead
     replicated: frozenset[int] = frozenset()  # ids of those that stay whole on every rank, and are not gathered
     reduce_dtype: torch.dtype = torch.float32
+    is_direct: bool = False  # --direct_collectives
     num_micro_batches: int = 1
     accumulates_unsharded: bool = True
     keeps_weights: bool = False  # all that were gathered stay until the step's last backward
@@ -52,7 +54,8 @@ class HeldBytes:
         found, rest = units_of(model, units if scheme.shards else ())
 
         def measure(parameters: Sequence[nn.Parameter]) -> UnitBytes:
-            return unit_bytes(parameters, scheme.num_shards, scheme.compute_dtype, scheme.in_float8, scheme.replicated)
+            found = unit_bytes(parameters, scheme.num_shards, scheme.compute_dtype, scheme.in_float8, scheme.replicated)
+            return replace(found, packs_grads=self._packs_grads(parameters))
 
         self.root, self._of_root = measure(rest), set(map(id, rest))
         self.units = {unit: measure(parameters) for unit, parameters in found.items() if parameters}
@@ -78,6 +81,23 @@ class HeldBytes:
             return 0
         of_root = (parameter for parameter in layer.parameters() if id(parameter) in self._of_root)
         return unit_bytes(of_root, 1, self.scheme.compute_dtype).whole_grads
+
+    @property
+    def gathers_directly(self) -> bool:
+        """Whether weights arrive where they are used, without a buffer; float8 weights do not."""
+        return self.scheme.is_direct and not self.scheme.in_float8
+
+    def freed_late(self, whole: int) -> int:
+        """Bytes of weights that forward has resharded, until the next unit has computed."""
+        return whole if self.scheme.reshards_after_forward else 0
+
+    def _packs_grads(self, parameters: Sequence[nn.Parameter]) -> bool:
+        scheme = self.scheme
+        sharded = [parameter for parameter in parameters if id(parameter) not in scheme.replicated]
+        if not scheme.is_direct or any(id(parameter) in scheme.in_float8 for parameter in sharded):
+            return True
+        mesh_shape = (scheme.num_copies, scheme.num_shards)
+        return why_not_reduced(sharded, mesh_shape, scheme.reduce_dtype, scheme.compute_dtype) is not None
 
     def prefetched(self, use: PassBytes, index: int) -> int:
         """The buffer of the layer before this one, which is gathered while this one computes its backward."""

@@ -173,6 +173,7 @@ def scheme_of(planned: PlannedModel) -> Scheme:
         in_float8=float8_weights(planned.adapted, planned.resolved).gathered,
         replicated=frozenset(map(id, replicated_in(planned))),
         reduce_dtype=precision.reduce_dtype,
+        is_direct=layout.is_direct,
         num_micro_batches=planned.resolved.batches.gradient_accumulation_steps,
         accumulates_unsharded=planned.accumulation.unsharded,
         keeps_weights=planned.accumulation.keeps_weights,

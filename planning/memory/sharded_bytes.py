@@ -21,6 +21,7 @@ class UnitBytes:
     whole_grads: int = 0  # the gradients that backward computes
     stored_grads: int = 0  # the same in the dtype in which they wait for the optimizer
     num_trained: int = 0  # trained elements, whole
+    packs_grads: bool = True  # they are copied into a buffer to be reduced
 
 
 def units_of(

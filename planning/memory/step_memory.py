@@ -10,9 +10,11 @@
 |                       |                         | end of backward; of all units, if forward does not reshard, and  |
 |                       |                         | then until the end of the step's last backward                   |
 | all-gather buffer     | `fully_shard`           | in forward, of the unit that computes (freed after the next one  |
-|                       |                         | arrives); in backward, of the unit that is prefetched            |
+|                       |                         | arrives); in backward, of the unit that is prefetched. Sent      |
+|                       |                         | directly: whole weights, in forward of the unit before           |
 | whole gradients       | `fully_shard`           | of a unit, until they are reduced; of the root, until the end    |
-| reduce-scatter buffer | `fully_shard`           | of one unit, until the next one's gradients are there            |
+| reduce-scatter buffer | `fully_shard`           | of one unit, until the next one's gradients are there; or, sent  |
+|                       |                         | directly, the gradients themselves                               |
 | all-reduce buffers    | copies of `fully_shard` | of all units until the end of backward, unless gradients are     |
 |                       |                         | stored in the dtype in which they are reduced                    |
 
@@ -189,14 +191,18 @@ class _Walk:
             if not scheme.reshards_after_forward:
                 now.unsharded += sum(unit.whole for unit in held.outside(use))
         seen: set[int] = set()
-        buffer = held.buffer(held.root.whole)
+        buffer = held.buffer(
+            sum(unit.whole for unit in held.outside(use)) if held.gathers_directly else held.root.whole
+        )
         leaving = 0  # of the layer before, on its way to host memory
         for layer, of_layer in use.layers:
             whole = sum(unit.whole for unit in held.units_of(layer) if id(unit) not in seen)
             now.unsharded += whole
-            # The last buffer stays until the next unit's has arrived; a layer gathered before needs none.
-            buffer = held.buffer(whole) or buffer
-            self.note("forward", temporaries=of_layer.forward + leaving, communication=buffer)
+            # The last buffer stays until the next unit's has arrived; a layer gathered before needs none. Gathered
+            # directly, there is none; the weights of the layer before are freed after this one's forward.
+            before, buffer = buffer, held.buffer(whole) or buffer
+            communication = held.freed_late(before) if held.gathers_directly else buffer
+            self.note("forward", temporaries=of_layer.forward + leaving, communication=communication)
             now.activations += of_layer.kept
             leaving = of_layer.moved
             if scheme.reshards_after_forward:
@@ -204,7 +210,8 @@ class _Walk:
             else:
                 seen.update(id(unit) for unit in held.units_of(layer))
         now.activations += leaving
-        self.note("forward", temporaries=use.loss.forward, communication=buffer)
+        communication = held.freed_late(buffer) if held.gathers_directly else buffer
+        self.note("forward", temporaries=use.loss.forward, communication=communication)
         now.activations += use.loss.kept
 
     def _backward(self, use: PassBytes) -> None:
@@ -271,15 +278,14 @@ class _Walk:
             grads_are_there: its whole gradients are counted already.
 
         Returns:
-            The bytes of the buffer, which stays until the next reduction.
+            The bytes of the buffer, or of the gradients without one, which stay until the next reduction.
         """
         now, size = self.now, self.held.reduce_bytes(unit)
         now.unsharded -= 0 if self._keeps_weights else unit.whole
         # The reduce-scatter has two buffers: all gradients of the unit, and this rank's part of their sum.
         whole_grads = 0 if grads_are_there else unit.whole_grads
-        self.note(
-            "backward", unsharded=whole_grads, communication=buffer + size + size // max(1, self.scheme.num_shards)
-        )
+        buffers = buffer + (size if unit.packs_grads else 0) + size // max(1, self.scheme.num_shards)
+        self.note("backward", unsharded=whole_grads, communication=buffers)
         if grads_are_there:
             now.unsharded -= unit.whole_grads
         # The sum of earlier micro-batches has gone into this reduction.
@@ -288,8 +294,8 @@ class _Walk:
         is_cast = unit.stored_grads != size
         # A cast gradient is a tensor of its own until it was added to the one that waits, or copied to the host.
         if is_cast and (self.grads_wait or self.scheme.grads_on_host):
-            num_bytes = buffer + size + size // max(1, self.scheme.num_shards)
-            self.note("backward", temporaries=unit.grads, communication=num_bytes)
+            waiting = 0 if unit.packs_grads or grads_are_there else unit.whole_grads  # until they are summed
+            self.note("backward", unsharded=waiting, temporaries=unit.grads, communication=buffers)
         if not self.grads_wait and not self.scheme.grads_on_host:
             now.grads += unit.grads
         if self.scheme.num_copies > 1 and is_cast:

@@ -188,6 +188,17 @@ PREFIX = "--use_peft --peft_method prefix --batching_strategy padding"
             "--num_replicated_layers: --fsdp_cpu_offload keeps weights in host memory",
             "leave one",
         ),
+        ("--direct_collectives", "--direct_collectives: True needs --enable_fsdp", "add it"),
+        (
+            "--enable_fsdp --sharding_strategy NO_SHARD --direct_collectives",
+            "--direct_collectives: NO_SHARD gathers no weights",
+            "leave one",
+        ),
+        (
+            "--enable_fsdp --fsdp_cpu_offload --direct_collectives",
+            "--direct_collectives: --fsdp_cpu_offload keeps weights in host memory",
+            "leave one",
+        ),
         ("--num_offloaded_layers 2", "--num_offloaded_layers: needs --activation_offloading True", "add it"),
         (
             "--activation_offloading auto --num_offloaded_layers 2",

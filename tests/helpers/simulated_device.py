@@ -129,7 +129,8 @@ def simulated_ranks(world_size: int, seconds: dict[str, float]) -> Iterator[Simu
         for module in (_fsdp_collectives, _fsdp_init, _fsdp_param_group, _fsdp_state):
             patch.setattr(module, "_get_device_handle", lambda _kind: device)
         for name in ("all_gather", "reduce_scatter"):
-            patch.setattr(collective_timeline, name, takes(name, getattr(collective_timeline, name)))
+            for function in (name, f"{name}_each"):
+                patch.setattr(collective_timeline, function, takes(name, getattr(collective_timeline, function)))
         patch.setattr(dist, "all_reduce", takes("all_reduce", dist.all_reduce))
         dist.init_process_group("fake", rank=0, world_size=world_size, store=FakeStore())
         stack.callback(dist.destroy_process_group)

@@ -38,6 +38,7 @@ from planning.memory.meta_batch import meta_batch
 from planning.memory.meta_pass import kernels_of
 from planning.planned_run import Plan
 from policies.attention.choice import BY_OFFSETS
+from policies.direct_transfers import send_directly
 from policies.embedding_noise import EmbeddingNoise
 from policies.loss_scaling import LossScaler
 from policies.optimizers.build import build_optimizer
@@ -75,6 +76,8 @@ def trace_step(plan: Plan) -> TracedStep:
         shard(model, planned.adapted.units, resolved.policies.layout, resolved.policies.precision, CPU)
         stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
         _to_cpu(model)
+        if resolved.policies.layout.is_direct:
+            send_directly(model)
         model.train()
         trainable = _trainable(plan)
         optimizer = trainable.optimizer

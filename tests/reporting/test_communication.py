@@ -15,6 +15,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import reporting.collective_timeline
+from policies.direct_transfers import send_directly
 from ranks.environment import read_environment
 from ranks.process_group import start_process_group, stop_process_group
 from reporting.collective_timeline import DeviceClock, HostClock, WatchedUnits
@@ -44,15 +45,23 @@ def train_step(model: nn.Module, num_micro_batches: int = 2, *, accumulate_unsha
         model(torch.ones(2, 16, requires_grad=True)).sum().backward()
 
 
+@pytest.mark.parametrize("is_direct", [False, True], ids=["packed", "direct"])
 @pytest.mark.parametrize("accumulate_unsharded", [False, True], ids=["reduced-each-time", "reduced-once"])
 @pytest.mark.parametrize("frozen", [(), (1, 2)], ids=["all-trained", "some-frozen"])
 @pytest.mark.parametrize("mesh_shape", [(1, 4), (2, 2), (4, 1)], ids=["full", "hybrid", "copies"])
 @pytest.mark.parametrize("seconds", [SLOW, MIXED], ids=["slow", "mixed"])
 def test_what_is_measured_on_a_device_is_how_long_it_computed_nothing(
-    seconds: dict[str, float], mesh_shape: tuple[int, int], frozen: tuple[int, ...], *, accumulate_unsharded: bool
+    seconds: dict[str, float],
+    mesh_shape: tuple[int, int],
+    frozen: tuple[int, ...],
+    *,
+    accumulate_unsharded: bool,
+    is_direct: bool,
 ) -> None:
     with simulated_ranks(4, seconds) as device:
         model = sharded_layers(device, mesh_shape, frozen)
+        if is_direct:
+            send_directly(model)
         units = WatchedUnits(model, DeviceClock(device.Event))
         train_step(model, accumulate_unsharded=accumulate_unsharded)  # not recorded
         began, idle_before = device.computing.time, device.computing.idle_seconds

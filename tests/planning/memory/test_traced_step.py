@@ -60,6 +60,7 @@ CLASSES = copy(LLAMA)
 CLASSES.architectures, CLASSES.pad_token_id = ["LlamaForSequenceClassification"], 0
 ROWS = "--context_length 512 --batch_size_training 2"
 SHAPE = f"{ROWS} --compile False"
+SHORTEST = "--context_length 32 --batch_size_training 1 --compile False"  # weights and gradients are most of it
 GATHERED = "--num_replicated_layers 0"  # torch's tracker does not see what `fully_shard` leaves out
 
 
@@ -102,6 +103,8 @@ def agreeing(
             ("llama", f"{SHAPE} --use_peft --pure_bf16 --lora_config.target_modules all-linear", "A100-40GB"),
             ("tied", f"{SHAPE} --enable_fsdp --pure_bf16 --hsdp --sharding_group_size 2", "4xA100-80GB"),
             ("gemma4", f"{SHAPE} --enable_fsdp --activation_checkpointing off", "2xA100-80GB"),
+            ("llama", f"{SHORTEST} --enable_fsdp --pure_bf16 --direct_collectives", "2xA100-80GB"),
+            ("tied", f"{SHAPE} --enable_fsdp --direct_collectives --sharding_strategy SHARD_GRAD_OP", "2xA100-80GB"),
         ],
     ),
 )
