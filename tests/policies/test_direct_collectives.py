@@ -23,7 +23,7 @@ from planning.cost.traffic import find_traffic
 from planning.machines.hardware import parse_hardware
 from policies.direct_transfers import direct_notes, send_directly
 from policies.mixed_precision import Precision
-from policies.sharding import Accumulation, Layout, micro_batch_context, reshard, shard
+from policies.sharding import Accumulation, Layout, end_backward, micro_batch_context, reshard, shard
 from reporting.collective_timeline import DeviceClock, WatchedUnits
 from tests.helpers.processes import ProcessGroup
 from tests.helpers.simulated_device import SimulatedDevice, Working, simulated_ranks
@@ -82,6 +82,8 @@ def trained(model: nn.Module, precision: Precision, *, keeps: bool) -> Iterator[
     )
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     torch.manual_seed(1 + dist.get_rank())
+    fail_in_backward(model, torch.ones(5, 16, dtype=precision.compute_dtype))
+    assert not whole_bytes(model), "after an error"
     for _ in range(3):
         for index in range(2):
             with micro_batch_context(model, accumulation, is_first=index == 0, is_last=index == 1):
@@ -100,6 +102,20 @@ def trained(model: nn.Module, precision: Precision, *, keeps: bool) -> Iterator[
         reshard(model)
         assert not whole_bytes(model), "after an evaluation"
     yield from (parameter.full_tensor() for parameter in model.parameters())
+
+
+def fail_in_backward(model: nn.Module, inputs: torch.Tensor) -> None:
+    """A backward pass that ends in the middle, as one that runs out of memory does."""
+
+    def fail(gradient: torch.Tensor) -> None:
+        raise ArithmeticError
+
+    hook = model[1].register_forward_hook(lambda _module, _inputs, output: output.register_hook(fail) and None)
+    with pytest.raises(ArithmeticError):
+        model(inputs).sum().backward()
+    hook.remove()
+    end_backward(model)
+    reshard(model)
 
 
 def groups_of(model: nn.Module) -> list[Any]:
