@@ -97,6 +97,7 @@ class CompiledLayer(TorchDispatchMode):
         """The bytes of each new storage that the layer keeps, those of its outputs included."""
         returned = self._returned(outputs)
         kept = returned | {key: self._made[key][0] for key in self._cheapest_cut(self._saved, free=returned.keys())}
+        kept |= {key: self._made[key][0] for key in self._instead_of_slices(kept)}
         there = self._existing | kept.keys()
         return {
             key: tensor.untyped_storage().nbytes() if key in returned else self._bytes_of(key, tensor, there)
@@ -169,6 +170,26 @@ class CompiledLayer(TorchDispatchMode):
             return whole
         slices = {(t.storage_offset(), t.shape): t.nbytes for t in self._saved if _key(t) == key}
         return min(whole, sum(slices.values()) or whole)
+
+    def _instead_of_slices(self, kept: Collection[int]) -> set[int]:
+        """Saved tensors that are kept besides the storage that they could be computed from.
+
+        The partitioner counts slices as tensors of their own. If backward needs one slice of a sum and the sigmoid of
+        another, it keeps the sigmoid, which is nearer to backward; but the slice holds the whole sum.
+        """
+        saved = {(_key(tensor), tensor.storage_offset(), tensor.nbytes) for tensor in self._saved}
+        found = set()
+        for key in {key for key, _, _ in saved} - self._existing - set(kept):
+            tensor, sources = self._made[key]
+            while len(sources) == 1 and (source := sources[0]).nbytes == tensor.nbytes:
+                origin = _key(source)
+                if origin in kept and (origin, source.storage_offset(), source.nbytes) not in saved:
+                    is_slice = source.nbytes < source.untyped_storage().nbytes()
+                    found |= {key} if is_slice and origin not in self._outputs_of_products else set()
+                if origin in kept or origin not in self._made:
+                    break
+                sources = self._made[origin][1]
+        return found
 
     def _cheapest_cut(self, saved: Sequence[torch.Tensor], free: Collection[int]) -> set[int]:
         """The storages, of the fewest bytes together, that all these saved ones can be computed from.

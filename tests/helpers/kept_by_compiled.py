@@ -9,6 +9,7 @@ import torch
 from functorch.compile import make_boxed_func, min_cut_rematerialization_partition
 from torch import nn
 from torch._dynamo.backends.common import aot_autograd
+from torch._inductor.decomposition import select_decomp_table
 
 
 def compiled_layer(layer: nn.Module) -> tuple[Callable[..., Any], list[torch.Tensor]]:
@@ -32,5 +33,6 @@ def recording_backend(returned: list[torch.Tensor]) -> Callable[..., Any]:
         fw_compiler=compile_forward,
         bw_compiler=lambda graph, example: make_boxed_func(graph),
         partition_fn=min_cut_rematerialization_partition,
+        decompositions=select_decomp_table(),
     )
     return backend

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import peft
 import pytest
@@ -11,6 +12,7 @@ import torch._functorch.config as functorch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import LlamaConfig, LlamaForCausalLM
+from transformers.models.qwen3_5 import Qwen3_5ForCausalLM, Qwen3_5TextConfig
 
 from planning.memory.compiled_layers import CompiledLayer
 from planning.memory.device_kernels import KernelsOfCard
@@ -21,6 +23,7 @@ from policies.compilation.layers import compile_layers
 from tests.helpers.kept_by_compiled import recording_backend
 
 BF16 = torch.bfloat16
+LENGTH = 4096  # beside which the keys of dropout's masks are small
 
 
 def adapted_llama(targets: list[str] | str = "all-linear") -> LlamaForCausalLM:
@@ -85,24 +88,61 @@ def test_adapters_of_wide_products_count_where_backward_computes_them_again() ->
 def test_a_selective_layer_keeps_what_its_compiled_forward_returns(
     targets: list[str] | str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    returned: list[torch.Tensor] = []
-    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=recording_backend(returned)))
-    layer, mode = adapted_llama(targets).model.layers[0], FakeTensorMode()
-    hold_no_values(layer, mode)
+    layer = adapted_llama(targets).model.layers[0]
     checkpoint_layers([layer], Checkpointing("selective"))
-    with mode:
+    returned = bytes_returned(layer, 16, monkeypatch)
+    followed, output = followed_on_meta(adapted_llama(targets).model.layers[0], 16)
+    assert followed.selective(output, 32).kept == pytest.approx(returned, rel=0.02)
+
+
+@pytest.mark.parametrize("targets", [[], ["q_proj", "v_proj"], ["v_proj"]])
+def test_a_gate_is_kept_besides_the_sum_that_it_is_a_slice_of(
+    targets: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of Qwen3.5's attention, a quarter of what it keeps; not if the slice is of a product, which is kept itself."""
+    returned = bytes_returned(adapted_qwen(targets).model.layers[0], 4, monkeypatch)
+    followed, output = followed_on_meta(adapted_qwen(targets).model.layers[0], 4)
+    assert sum(followed.kept_bytes(output).values()) == pytest.approx(returned, rel=0.02)
+
+
+def adapted_qwen(targets: list[str]) -> Qwen3_5ForCausalLM:
+    sizes = {"hidden_size": 32, "intermediate_size": 16, "num_hidden_layers": 1, "vocab_size": 64, "head_dim": 16}
+    heads = {"num_attention_heads": 8, "num_key_value_heads": 2, "layer_types": ["full_attention"]}
+    model = Qwen3_5ForCausalLM(Qwen3_5TextConfig(**sizes, **heads)).to(BF16)
+    if targets:
+        use_lean_forward(peft.get_peft_model(model, peft.LoraConfig(r=2, target_modules=targets, lora_dropout=0.05)))
+    model.train()
+    return model
+
+
+def bytes_returned(layer: nn.Module, num_angles: int, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Of all storages that the layer's compiled forward returns."""
+    returned: list[torch.Tensor] = []
+    mode = FakeTensorMode()
+    hold_no_values(layer, mode)
+    with monkeypatch.context() as patched, mode:
+        backend = recording_backend(returned)
+        patched.setattr(torch, "compile", functools.partial(torch.compile, backend=backend))
+        patched.setattr(nn.functional, "scaled_dot_product_attention", attention_of_gpu)
         compile_layers([layer], widths_vary=False)
-        hidden, angles = torch.empty(2, 64, 32, dtype=BF16, requires_grad=True), torch.empty(1, 64, 16, dtype=BF16)
+        hidden = torch.empty(1, LENGTH, 32, dtype=BF16, requires_grad=True)
+        angles = torch.empty(1, LENGTH, num_angles, dtype=BF16)
         layer(hidden, position_embeddings=(angles, angles), attention_mask=None)
     tensors = [tensor for tensor in returned if tensor.dtype != torch.uint8]  # not states of random numbers
-    storages = {tensor.untyped_storage()._cdata: tensor.untyped_storage().nbytes() for tensor in tensors}
+    return sum({t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in tensors}.values())
 
-    layer = adapted_llama(targets).model.layers[0].to("meta")
-    hidden, angles = (
-        torch.empty(2, 64, 32, dtype=BF16, device="meta"),
-        torch.empty(1, 64, 16, dtype=BF16, device="meta"),
-    )
+
+def attention_of_gpu(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+    attention = torch.ops.aten._scaled_dot_product_cudnn_attention
+    output: torch.Tensor = attention(query, key, value, None, True, 0.0, True)[0]
+    return output
+
+
+def followed_on_meta(layer: nn.Module, num_angles: int) -> tuple[CompiledLayer, torch.Tensor]:
+    layer.to("meta")
+    hidden = torch.empty(1, LENGTH, 32, dtype=BF16, device="meta", requires_grad=True)
+    angles = torch.empty(1, LENGTH, num_angles, dtype=BF16, device="meta")
     followed = CompiledLayer([hidden, angles, *layer.parameters()])
-    with KernelsOfCard(None, answer=True), followed.following():
+    with KernelsOfCard((9, 0), answer=True), followed.following():
         output = layer(hidden, position_embeddings=(angles, angles), attention_mask=None)
-    assert followed.selective(output, 32).kept == pytest.approx(sum(storages.values()), rel=0.02)
+    return followed, output
