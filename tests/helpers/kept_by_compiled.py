@@ -9,7 +9,6 @@ import torch
 from functorch.compile import make_boxed_func, min_cut_rematerialization_partition
 from torch import nn
 from torch._dynamo.backends.common import aot_autograd
-from torch._inductor.decomposition import select_decomp_table
 
 
 def compiled_layer(layer: nn.Module) -> tuple[Callable[..., Any], list[torch.Tensor]]:
@@ -21,8 +20,12 @@ def compiled_layer(layer: nn.Module) -> tuple[Callable[..., Any], list[torch.Ten
     return torch.compile(layer, backend=recording_backend(returned), fullgraph=True), returned
 
 
-def recording_backend(returned: list[torch.Tensor]) -> Callable[..., Any]:
-    """A backend for `torch.compile` that adds to the list what each compiled forward returns, as `compiled_layer`."""
+def recording_backend(returned: list[torch.Tensor], decompositions: Any = None) -> Callable[..., Any]:
+    """A backend for `torch.compile` that adds to the list what each compiled forward returns, as `compiled_layer`.
+
+    Args:
+        decompositions: of operators into others, before the partitioner sees them; None: torch's least.
+    """
 
     def compile_forward(graph: torch.fx.GraphModule, example: Any) -> Any:
         (output,) = [node for node in graph.graph.nodes if node.op == "output"]
@@ -33,6 +36,6 @@ def recording_backend(returned: list[torch.Tensor]) -> Callable[..., Any]:
         fw_compiler=compile_forward,
         bw_compiler=lambda graph, example: make_boxed_func(graph),
         partition_fn=min_cut_rematerialization_partition,
-        decompositions=select_decomp_table(),
+        decompositions=decompositions,
     )
     return backend

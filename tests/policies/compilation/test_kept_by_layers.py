@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch._functorch.config as functorch
 from torch import nn
+from torch._inductor.decomposition import select_decomp_table
 from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.models.qwen3_5 import Qwen3_5ForCausalLM, Qwen3_5TextConfig
@@ -121,7 +122,7 @@ def bytes_returned(layer: nn.Module, num_angles: int, monkeypatch: pytest.Monkey
     mode = FakeTensorMode()
     hold_no_values(layer, mode)
     with monkeypatch.context() as patched, mode:
-        backend = recording_backend(returned)
+        backend = recording_backend(returned, select_decomp_table())
         patched.setattr(torch, "compile", functools.partial(torch.compile, backend=backend))
         patched.setattr(nn.functional, "scaled_dot_product_attention", attention_of_gpu)
         compile_layers([layer], widths_vary=False)
