@@ -122,8 +122,14 @@ class Preference(CausalLM):
         (width,) = widths
         rows, width = rows_of_pairs(rows, width, packed=packed)
         batch = causal_meta_batch(rows, width, label_share, packed=packed, by_offsets=by_offsets)
+        shared: dict[str, Any] = {}
+        if self.shares_prompts:  # what has no label is the pairs' prompts, or little else
+            num_copies = int((1 - label_share) * width)
+            shared["key_places"] = meta_ids(rows * (width + num_copies))
+            shared["key_copies"] = meta_ids(2, rows * width)
         return PairMicroBatch(
             **vars(batch),
+            **shared,
             answers=meta_ids(batch.num_label_tokens),
             answer_lengths=torch.empty(2 * rows, device="meta"),
             reference=torch.empty(rows, 2, device="meta"),

@@ -92,6 +92,7 @@ def attention_by_offsets(
     if cu_seq_lens_q is None:
         has_values = type(query) is torch.Tensor and not query.is_meta  # unlike a plan's; SDPA's kernels keep the same
         is_cut = has_values and sliding_window is not None and key.shape[2] > sliding_window
+        key, value = _with_copies(key, value, kwargs)
         if not is_cut or attention_mask is not None:
             return sdpa_attention_forward(
                 module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
@@ -116,6 +117,24 @@ def attention_by_offsets(
         **GROUPED_HEADS,
     )
     return output.unflatten(0, (rows, length)), None
+
+
+def _with_copies(key: torch.Tensor, value: torch.Tensor, shared: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
+    """The keys and values of a plan's rows, [batch, heads, seq, head_dim], in storages that hold all copies, too.
+
+    They are as many as the queries, since a plan's time counts its rows as if nothing were shared.
+
+    Args:
+        shared: the arguments of `tasks.pair_batches.keys_of`, if any; they are taken out.
+    """
+    if shared.get("key_places") is None:
+        return key, value
+    rows, _, length, _ = key.shape
+    key, value = (tensor.transpose(1, 2).flatten(0, 1) for tensor in (key, value))
+    keys = Keys.of(key, value, (shared["key_places"], 0), shared)
+    copied = (tensor.unflatten(0, (rows, -1)).transpose(1, 2) for tensor in (keys.key, keys.value))
+    key, value = (tensor[:, :, :length] for tensor in copied)
+    return key, value
 
 
 def _tokens_before(sliding_window: int | None) -> int:

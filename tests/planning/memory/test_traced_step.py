@@ -15,6 +15,7 @@ from policies.activations.checkpointing import Checkpointing
 from resolving.data_facts import DataFacts
 from tests.helpers.pairwise import slow_but
 from tests.helpers.traced_step import TracedStep, trace_step
+from utils.units import GIB
 
 LLAMA = LlamaConfig(
     vocab_size=4000,
@@ -157,3 +158,19 @@ def test_layers_of_two_modes_keep_what_was_planned(models: Path) -> None:
         kept.append(traced.most("activations"))
         assert plan.memory.most("activations") == pytest.approx(kept[-1], rel=0.1)
     assert kept[0] < 0.9 * kept[1]
+
+
+def test_copied_keys_and_values_of_shared_prompts_are_in_the_plan(models: Path) -> None:
+    plans = []
+    for share in ("True", "False"):
+        line = f"{OF_PAIRS} --loss_type dpo --activation_checkpointing off --share_prompts {share}"
+        config = parse_flags(["--model_name", str(models / "llama"), *line.split()])
+        plans.append(plan_of(config, parse_hardware("A100-40GB"), DataFacts(label_share=0.5)))
+    num_copies, of_layer = 2 * 512 // 2, 2 * 4 * 64 * 2  # a key and a value of 4 heads, in bf16
+    more = plans[0].memory.after_forward_gib - plans[1].memory.after_forward_gib
+    assert more * GIB == pytest.approx(4 * num_copies * of_layer, rel=0.01)
+    # Copies are seen in the place of a second prompt.
+    first, second = plans[0].time, plans[1].time
+    assert first is not None
+    assert second is not None
+    assert first.seconds_per_step == pytest.approx(second.seconds_per_step, rel=0.01)
