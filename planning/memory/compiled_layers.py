@@ -150,8 +150,8 @@ class CompiledLayer(TorchDispatchMode):
         """The bytes more that are there at once if backward computes the layer again, in the same graph.
 
         inductor fuses an MLP's elementwise code, of forward and of backward, into a kernel or two. They read what
-        adapters add, in fp32 and not summed yet, and write the adapter's input after dropout twice, for two products.
-        Of Llama-3.1-8B with adapters on all projections these are 112 and 56 KiB per token (docs/decisions.md).
+        adapters add, in fp32 and not summed yet. Of Llama-3.1-8B with adapters on all projections these are 112 KiB per
+        token (docs/decisions.md).
 
         Args:
             hidden: the width of hidden states; what is no wider is not there at the fullest moment.
@@ -249,8 +249,8 @@ class CompiledLayer(TorchDispatchMode):
             self._adapted.append(_Adapted(outputs.shape[-1], _key(outputs), again=outputs.nbytes, in_backward=0))
         elif function is torch.ops.lora.product_down.default:
             size, drops = args[0].nbytes, _drops(function, args)
-            sizes = {"again": 2 * size if drops else 0, "in_backward": 2 * size if drops else size}
-            self._adapted.append(_Adapted(args[0].shape[-1], _key(outputs), **sizes))
+            in_backward = 2 * size if drops else size
+            self._adapted.append(_Adapted(args[0].shape[-1], _key(outputs), again=0, in_backward=in_backward))
 
     def _save(self, tensor: torch.Tensor) -> tuple[torch.Tensor, bool]:
         self._saved.append(tensor)

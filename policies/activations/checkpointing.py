@@ -26,7 +26,7 @@ from transformers import PreTrainedModel
 from configs.fsdp import FsdpConfig
 from configs.run import RunConfig
 from configs.training import TrainConfig
-from policies.adapters.lora_products import LORA_PRODUCTS
+from policies.adapters.lora_products import LORA_PRODUCTS, WRITTEN_ONCE
 from policies.quantization.float8_linear import FLOAT8_PRODUCTS
 from policies.quantization.quantized_experts import EXPERTS_PRODUCT
 from policies.quantization.quantized_linear import QUANTIZED_PRODUCTS
@@ -195,6 +195,21 @@ def checkpoint_layers(layers: Sequence[nn.Module], checkpointing: Checkpointing)
             _checkpoint_around_tiles(layer, mode, forwards)
         elif mode != "off":
             layer.forward = MethodType(forwards[mode], layer)
+        _write_wide_inputs_once(layer, mode != "off" and not tiled_parts(layer))
+
+
+def _write_wide_inputs_once(layer: nn.Module, is_recomputed: bool) -> None:
+    """Say so to the adapters of the widest inputs, those of an MLP's last product.
+
+    Only in a layer that is computed again in the graph of its backward: elsewhere the input would be kept. Not of other
+    inputs: their masks have other kernels in forward and in backward, and inductor would write the sums of their keys.
+    """
+    linear: list[Any] = [module for module in layer.modules() if hasattr(module, "in_features")]
+    widest = max((max(module.in_features, module.out_features) for module in linear), default=0)
+    for module in linear:
+        if hasattr(module, "lora_A"):
+            is_last = module.in_features == widest > module.out_features
+            setattr(module, WRITTEN_ONCE, is_recomputed and is_last)
 
 
 def _checkpoint_around_tiles(layer: nn.Module, mode: str, forwards: dict[str, Callable[..., Any]]) -> None:

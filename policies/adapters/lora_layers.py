@@ -18,7 +18,7 @@ from torch import nn
 
 from policies.adapters.dropout_masks import draw_dropout
 from policies.adapters.initial_factors import first_half_trained
-from policies.adapters.lora_products import project_down, project_up
+from policies.adapters.lora_products import WRITTEN_ONCE, project_down, project_up
 
 
 def use_lean_forward(model: nn.Module, *, num_trained_ranks: int | None = None) -> None:
@@ -63,6 +63,7 @@ def _forward(layer: Any, inputs: torch.Tensor, *args: Any, **kwargs: Any) -> tor
         if layer.num_trained_ranks is not None:
             factor_a = first_half_trained(factor_a, layer.num_trained_ranks, 0)
             factor_b = first_half_trained(factor_b, layer.num_trained_ranks, 1)
-        low = project_down(inputs, factor_a, dropout, layer.scaling[name] / (1 - p))
+        recomputed = torch.compiler.is_compiling() and vars(layer).get(WRITTEN_ONCE, False)
+        low = project_down(inputs, factor_a, dropout, layer.scaling[name] / (1 - p), recomputed=recomputed)
         outputs = outputs + project_up(low, factor_b, base_outputs.dtype)
     return outputs.to(base_outputs.dtype)

@@ -13,8 +13,13 @@ from torch.utils.flop_counter import register_flop_formula
 
 from policies.adapters.dropout_masks import Dropout, mask_like
 
+WRITTEN_ONCE = "writes_dropped_input_once"
+"""An attribute of adapters: compiled code is to write their input after dropout once, as of `project_down`."""
 
-def project_down(inputs: torch.Tensor, weight: torch.Tensor, dropout: Dropout | None, scale: float) -> torch.Tensor:
+
+def project_down(
+    inputs: torch.Tensor, weight: torch.Tensor, dropout: Dropout | None, scale: float, *, recomputed: bool = False
+) -> torch.Tensor:
     """The input after dropout times A, in the dtype of A. The inputs are cast to it, but kept as they are.
 
     Args:
@@ -22,10 +27,14 @@ def project_down(inputs: torch.Tensor, weight: torch.Tensor, dropout: Dropout | 
         weight: A, [r, in].
         dropout: None keeps all.
         scale: factor on the product.
+        recomputed: compiled code computes this again in the graph of backward. Then the input after dropout takes the
+            place of the input: written once there, it serves both products.
 
     Returns:
         [..., r]
     """
+    if recomputed and dropout is not None:
+        inputs, dropout = torch.where(mask_like(inputs, dropout.mask_or_keys, dropout.p), inputs, 0.0), None
     factor = _narrow_factor(weight.detach().T, inputs.dtype)
     p, mask_or_keys = dropout or (0.0, None)
     # Another operator than backward's, or compiled code would compute this once, and keep it for backward.

@@ -19,7 +19,7 @@ from transformers.pytorch_utils import Conv1D
 from policies.adapters import lora_products
 from policies.adapters.dropout_masks import BLOCKS, PLACES, Dropout, mask_from_keys
 from policies.adapters.lora_layers import use_lean_forward
-from policies.adapters.lora_products import _bf16, _parts, project_down, project_up
+from policies.adapters.lora_products import WRITTEN_ONCE, _bf16, _parts, project_down, project_up
 from tests.helpers.kept_by_compiled import compiled_layer
 from tests.helpers.processes import ROOT
 
@@ -147,10 +147,11 @@ def test_the_documented_bytes_are_kept() -> None:
         assert kept == pytest.approx(int(documented) * 2**20 / 64, rel=0.03)
 
 
-@pytest.mark.parametrize("compiled", [False, True])
-def test_what_checkpointing_computes_again_drops_the_same(compiled: bool) -> None:
+@pytest.mark.parametrize(("compiled", "once"), [(False, False), (True, False), (True, True)])
+def test_what_checkpointing_computes_again_drops_the_same(compiled: bool, once: bool) -> None:
     model, layer = adapted("Linear", FP32, dropout=0.5)
     use_lean_forward(model)
+    setattr(layer, WRITTEN_ONCE, once)
     checkpointed = partial(checkpoint, layer, use_reentrant=False)
     run = (
         torch.compile(checkpointed, backend="aot_eager_decomp_partition", fullgraph=True) if compiled else checkpointed
@@ -170,6 +171,18 @@ def test_what_checkpointing_computes_again_drops_the_same(compiled: bool) -> Non
     # loss = sum(probe * outputs) is linear in A: its value is the inner product of A and the gradient, if masks agree.
     value = (probe * (low @ layer.lora_B["default"].weight.T * 2)).sum()
     torch.testing.assert_close((found * layer.lora_A["default"].weight).sum(), value, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("dtype", [FP32, BF16])
+def test_an_input_after_dropout_that_takes_the_place_of_the_input_has_the_same_gradients(dtype: torch.dtype) -> None:
+    inputs, weight = torch.randn(6, 48).to(dtype).requires_grad_(), torch.randn(4, 48, requires_grad=True)
+    dropout = Dropout(0.5, torch.rand(6, 48) > 0.5)
+    found = []
+    for recomputed in (False, True):
+        outputs = project_down(inputs, weight, dropout, 2.0, recomputed=recomputed)
+        found.append([outputs, *torch.autograd.grad(outputs.square().sum(), (inputs, weight))])
+    for one, other in zip(*found, strict=True):
+        assert torch.equal(one, other)
 
 
 def two_and_three_parts(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
