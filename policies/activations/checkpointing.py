@@ -204,7 +204,8 @@ def _write_wide_inputs_once(layer: nn.Module, is_recomputed: bool) -> None:
     Only in a layer that is computed again in the graph of its backward: elsewhere the input would be kept. Not of other
     inputs: their masks have other kernels in forward and in backward, and inductor would write the sums of their keys.
     """
-    linear: list[Any] = [module for module in layer.modules() if hasattr(module, "in_features")]
+    # peft's layers have None for what it does not know.
+    linear: list[Any] = [m for m in layer.modules() if getattr(m, "in_features", None) and m.out_features]
     widest = max((max(module.in_features, module.out_features) for module in linear), default=0)
     for module in linear:
         if hasattr(module, "lora_A"):
