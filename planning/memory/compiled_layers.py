@@ -120,11 +120,13 @@ class CompiledLayer(TorchDispatchMode):
         rest: list[torch.Tensor] = []
         for tensor in self._saved:
             (rest if _key(tensor) in before_attention else first).append(tensor)
-        adapted = self._widest(hidden)
-        more = sum(each.in_backward + (0 if each.output in chosen else each.again) for each in adapted)
+        again = {each.output for each in self._adapted if each.again} & self._needed(map(_key, first), until=kept)
+        again -= before_attention
+        in_backward = sum(each.in_backward for each in self._widest(hidden))
         left = chosen & (before_attention | self._of_attention)
-        there = (kept | self._cheapest_cut(first, free=kept), left | self._cheapest_cut(rest, free=kept))
-        return SelectiveKept(self._size(kept), (self._size(there[0]) + more, self._size(there[1])))
+        # What adapters add is there unsummed, as in `fused_bytes`; with that, sums are computed where they are read.
+        there = kept | again | self._cheapest_cut(first, free=kept | again), left | self._cheapest_cut(rest, free=kept)
+        return SelectiveKept(self._size(kept), (self._size(there[0]) + in_backward, self._size(there[1])))
 
     def _returned(self, outputs: Any) -> dict[int, torch.Tensor]:
         found = {_key(leaf): leaf for leaf in tree_leaves(outputs) if isinstance(leaf, torch.Tensor)}

@@ -96,6 +96,17 @@ def test_a_selective_layer_keeps_what_its_compiled_forward_returns(
     assert followed.selective(output, 32).kept == pytest.approx(returned, rel=0.02)
 
 
+def test_what_adapters_add_is_computed_again_in_a_selective_layer(monkeypatch: pytest.MonkeyPatch) -> None:
+    returned = []
+    for targets in ([], "all-linear"):
+        layer = adapted_llama(targets).model.layers[0]
+        checkpoint_layers([layer], Checkpointing("selective"))
+        returned.append(bytes_returned(layer, 16, monkeypatch))
+    rank = 2
+    # The last adapter's numbers are the layer's output alone, and keys of masks are few.
+    assert 6 * LENGTH * rank * 4 <= returned[1] - returned[0] < 1.1 * 7 * LENGTH * rank * 4
+
+
 def test_dropped_inputs_of_the_last_product_are_written_once_where_they_are_computed_again() -> None:
     layer = adapted_llama().model.layers[0]
     marked = []
