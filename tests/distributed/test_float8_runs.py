@@ -102,3 +102,16 @@ def test_what_cannot_run_in_float8_is_refused_before_weights_are_read(bench: Ben
     assert line.startswith(
         "error: --float8: no linear layer of LlamaForCausalLM is suited (q_proj (40 x 40, no multiples"
     )
+
+
+@pytest.mark.slow
+def test_direct_collectives_leave_rounded_weights_packed(
+    tiny_model: Path, tmp_path: Path, process_group: ProcessGroup, runs: Made
+) -> None:
+    packed, direct = runs["tensorwise"], tmp_path / "direct"
+    outcomes = process_group.train(flags_of(tiny_model, direct, *RUNS["tensorwise"][1], "--direct_collectives"), 2)
+    assert_bit_equal(direct, packed)
+    assert (
+        "direct_collectives: weights of 2 of 4 units are gathered, and gradients of 0 of 4 reduced, without packing "
+        "(gradients are cast to be summed in fp32; float8 rounds weights before they are gathered)"
+    ) in outcomes[0].stdout
