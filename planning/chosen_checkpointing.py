@@ -30,7 +30,8 @@ from planning.cost.step_work import RECOMPUTED
 from planning.machines.cards import Card
 from planning.memory.memory_plan import MemoryPlan
 from planning.memory.row_lengths import RowLengths
-from planning.memory.run_memory import RunBytes, bytes_of_run, memory_of, mixed_bytes
+from planning.memory.run_memory import memory_of
+from planning.memory.run_passes import RunPasses
 from planning.model.planned_model import PlannedModel, with_checkpointing
 from policies.activations.checkpointing import Checkpointing, why_not_checkpointed
 from tasks.flops import shares_of_experts
@@ -136,8 +137,7 @@ class _Plans:
     """The memory of a run with other checkpointing. Each mode is measured once, and each mix walked through once."""
 
     def __init__(self, planned: PlannedModel, card: Card, rows: RowLengths) -> None:
-        self._planned, self._card, self._rows = planned, card, rows
-        self._uses: dict[str, RunBytes] = {}
+        self._planned, self._card, self._passes = planned, card, RunPasses(planned, card, rows)
         self._memory: dict[Checkpointing, MemoryPlan] = {}
         self.alike = planned.empty.checkpointing.alike  # the same tiles in every choice
         self.num_layers = len(list(planned.empty.checkpointing.of_layers(planned.adapted.base)))
@@ -147,12 +147,8 @@ class _Plans:
 
     def memory(self, checkpointing: Checkpointing) -> MemoryPlan:
         if checkpointing not in self._memory:
-            for mode in checkpointing.modes:
-                if mode not in self._uses:
-                    self._uses[mode] = bytes_of_run(self.model(self.alike(mode)), self._card, self._rows)
-            uses = {mode: self._uses[mode] for mode in checkpointing.modes}
             model = self.model(checkpointing)
-            self._memory[checkpointing] = memory_of(model, self._card, mixed_bytes(model, uses))
+            self._memory[checkpointing] = memory_of(model, self._card, self._passes.of(model))
         return self._memory[checkpointing]
 
     def fits(self, checkpointing: Checkpointing) -> bool:

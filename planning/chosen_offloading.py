@@ -12,8 +12,9 @@ from dataclasses import replace
 from planning.machines.cards import Card
 from planning.memory.memory_plan import MemoryPlan
 from planning.memory.row_lengths import RowLengths
-from planning.memory.run_memory import bytes_of_run, copies_on_host, layers_of, memory_of, mixed_bytes
-from planning.model.planned_model import PlannedModel, with_checkpointing
+from planning.memory.run_memory import memory_of
+from planning.memory.run_passes import RunPasses, copies_on_host, layers_of
+from planning.model.planned_model import PlannedModel
 from utils.units import GIB
 
 
@@ -26,17 +27,13 @@ def choose_offloading(planned: PlannedModel, card: Card, rows: RowLengths) -> tu
     Raises:
         ConfigError: if the inputs of such a model are not known before data is read.
     """
-    checkpointing, most = planned.empty.checkpointing, len(layers_of(planned)) - 1
-    alike = {
-        mode: bytes_of_run(with_checkpointing(planned, checkpointing.alike(mode)), card, rows)
-        for mode in checkpointing.modes
-    }
-    planned, plans = with_checkpointing(planned, checkpointing), dict[int, MemoryPlan]()
+    most = len(layers_of(planned)) - 1
+    passes, plans = RunPasses(planned, card, rows), dict[int, MemoryPlan]()
 
     def memory(num_layers: int) -> MemoryPlan:
         if num_layers not in plans:
             moving = with_offloading(planned, num_layers)
-            plans[num_layers] = memory_of(moving, card, mixed_bytes(moving, alike))
+            plans[num_layers] = memory_of(moving, card, passes.of(moving))
         return plans[num_layers]
 
     number = 0
@@ -48,7 +45,7 @@ def choose_offloading(planned: PlannedModel, card: Card, rows: RowLengths) -> tu
     if not number:
         reason = f"the run fits without, with {peak}" if card.is_gpu else "there is no memory of a GPU to fit"
         return chosen, plan, f"activation_offloading: auto moves nothing, since {reason}"
-    on_host = copies_on_host(mixed_bytes(chosen, alike).widest) / GIB
+    on_host = copies_on_host(passes.of(chosen).widest) / GIB
     line = f"activation_offloading: auto moves the first {number} of {most + 1} layers' activations to host memory"
     return chosen, plan, f"{line} ({on_host:.1f} GiB), with {peak} ({memory(0).peak_gib:.1f} without)"
 

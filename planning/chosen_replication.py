@@ -20,7 +20,8 @@ from planning.cost.traffic import find_traffic
 from planning.machines.cards import Card
 from planning.memory.memory_plan import MemoryPlan
 from planning.memory.row_lengths import RowLengths
-from planning.memory.run_memory import bytes_of_run, layers_of, memory_of, mixed_bytes
+from planning.memory.run_memory import memory_of
+from planning.memory.run_passes import RunPasses, layers_of
 from planning.model.planned_model import PlannedModel, replicated_in, with_checkpointing, with_replicated
 from utils.units import readable
 
@@ -65,15 +66,10 @@ def choose_replication(
 def _most_replicated(chosen: Chosen, card: Card, rows: RowLengths) -> Chosen:
     """The same run with as many layers replicated as there is room for."""
     model, _, lines = chosen
-    checkpointing, num_layers = model.empty.checkpointing, len(layers_of(model))
-    alike = {
-        mode: bytes_of_run(with_checkpointing(model, checkpointing.alike(mode)), card, rows)
-        for mode in checkpointing.modes
-    }
-    uses = mixed_bytes(with_checkpointing(model, checkpointing), alike)
+    num_layers, run = len(layers_of(model)), RunPasses(model, card, rows).of(model)
 
     def plan(number: int) -> MemoryPlan:
-        return memory_of(with_replicated(model, number), card, uses)
+        return memory_of(with_replicated(model, number), card, run)
 
     def lacks_room(number: int) -> bool:
         return not has_room(model, plan(number))

@@ -1,21 +1,13 @@
 """The memory plan of a run: bytes per rank, phase by phase, from shapes alone.
 
-The bytes that one layer keeps and needs are counted on meta tensors (layer_memory.py); a walk through the step adds up
-the bytes of all layers, the layout and the optimizer (step_memory.py). So a plan costs one pass over a layer of each
-kind, also with packed weights, and for cards of other kinds than this machine's.
+The bytes that one layer keeps and needs are counted on meta tensors (run_passes.py, layer_memory.py); a walk through
+the step adds up the bytes of all layers, the layout and the optimizer (step_memory.py). So a plan costs one pass over a
+layer of each kind, also with packed weights, and for cards of other kinds than this machine's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
-from typing import Literal
-
-import torch
-from torch import nn
-
 from planning.machines.cards import COLLECTIVES_GIB, CONTEXT_GIB, Card
-from planning.memory.generation_memory import GenerationBytes, bytes_of_generation
 from planning.memory.held_bytes import Scheme
 from planning.memory.host_memory import (
     CPU_PROCESS_BYTES,
@@ -27,21 +19,15 @@ from planning.memory.host_memory import (
     offloaded_bytes,
     worker_bytes,
 )
-from planning.memory.layer_bytes import PassBytes
-from planning.memory.layer_memory import measure_pass
 from planning.memory.memory_plan import ROUNDED_UP, MemoryPlan
-from planning.memory.meta_pass import pass_on_meta
 from planning.memory.optimizer_bytes import optimizer_bytes
 from planning.memory.row_lengths import RowLengths
-from planning.memory.sharded_bytes import add_statistics, largest_read, local_parts
+from planning.memory.run_passes import RunBytes, RunPasses, copies_on_host
+from planning.memory.sharded_bytes import largest_read, local_parts
 from planning.memory.step_memory import Bytes, StepMemory
 from planning.model.float8_weights import float8_weights
-from planning.model.planned_model import PlannedModel, gathered_in, replicated_in, with_checkpointing
-from policies.activations.host_pool import chunk_bytes
+from planning.model.planned_model import PlannedModel, gathered_in, replicated_in
 from policies.weights.sources import most_drawn_bytes
-from policies.wrapping import find_layers, outermost
-from tasks.micro_batch import MicroBatch
-from utils.model_parts import vision_layers
 from utils.units import GIB
 
 
@@ -54,62 +40,7 @@ def plan_memory(planned: PlannedModel, card: Card, rows: RowLengths) -> MemoryPl
     Raises:
         ConfigError: if the inputs of such a model are not known before data is read.
     """
-    checkpointing = planned.empty.checkpointing
-    alike = {
-        mode: bytes_of_run(with_checkpointing(planned, checkpointing.alike(mode)), card, rows)
-        for mode in checkpointing.modes
-    }
-    planned = with_checkpointing(planned, checkpointing)
-    return memory_of(planned, card, mixed_bytes(planned, alike))
-
-
-@dataclass(frozen=True)
-class RunBytes:
-    """The bytes that layers keep and need in each kind of micro-batch of a run."""
-
-    widest: PassBytes
-    typical: PassBytes
-    evaluation: PassBytes | None  # None if the run has none
-    generation: GenerationBytes | None  # the same
-
-
-def bytes_of_run(planned: PlannedModel, card: Card, rows: RowLengths) -> RunBytes:
-    """The bytes of a run whose layers are all checkpointed alike.
-
-    Raises:
-        ConfigError: if the inputs of such a model are not known before data is read.
-    """
-    add_statistics(planned.adapted.model)
-    evaluates = planned.config.train_config.run_validation is not False
-    evaluation = (
-        bytes_of_pass(planned, card, rows.eval_rows, rows.widest_evaluated, rows, trains=False) if evaluates else None
-    )
-    widest = bytes_of_pass(planned, card, rows.rows, rows.widest, rows)
-    typical = widest if rows.typical == rows.widest else bytes_of_pass(planned, card, rows.rows, rows.typical, rows)
-    generates = evaluates and planned.config.train_config.eval_generate
-    return RunBytes(widest, typical, evaluation, bytes_of_generation(planned, card, rows) if generates else None)
-
-
-def mixed_bytes(planned: PlannedModel, alike: Mapping[str, RunBytes]) -> RunBytes:
-    """The bytes of this run, whose layers have different modes, and of which the first may be offloaded.
-
-    Args:
-        alike: by mode, the bytes of the same model with all layers in that mode.
-    """
-    checkpointing = planned.empty.checkpointing
-    moving = {id(layer) for layer in layers_of(planned)[: planned.empty.num_offloaded]}
-    mode_of = {id(layer): mode for layer, mode in checkpointing.of_layers(planned.adapted.base)}
-
-    def mixed(passes: Mapping[str, PassBytes]) -> PassBytes:
-        alone = passes[checkpointing.mode]
-        layers = [passes[mode_of[id(layer)]].layers[place] for place, (layer, _) in enumerate(alone.layers)]
-        return replace(alone, layers=tuple((a, b.offloaded() if id(a) in moving else b) for a, b in layers))
-
-    return replace(
-        alike[checkpointing.mode],
-        widest=mixed({mode: run.widest for mode, run in alike.items()}),
-        typical=mixed({mode: run.typical for mode, run in alike.items()}),
-    )
+    return memory_of(planned, card, RunPasses(planned, card, rows).of(planned))
 
 
 def memory_of(planned: PlannedModel, card: Card, run: RunBytes) -> MemoryPlan:
@@ -180,65 +111,6 @@ def scheme_of(planned: PlannedModel) -> Scheme:
         params_on_host=layout.cpu_offload,
         grads_on_host=layout.cpu_offload,
     )
-
-
-def bytes_of_pass(
-    planned: PlannedModel, card: Card, num_rows: int, widths: tuple[int, ...], rows: RowLengths, *, trains: bool = True
-) -> PassBytes:
-    """The bytes that the layers of a run keep for one micro-batch of this shape."""
-    found = _measured_pass(planned, card, num_rows, widths, rows, trains=trains)
-    checkpointing = planned.empty.checkpointing
-    if not trains or not planned.config.train_config.compile or checkpointing.tile_tokens:
-        return found
-    if checkpointing.strongest == "off":
-        return found
-    # Backward computes such layers again in its own graph, of which it keeps what compiled layers keep.
-    compiled = _measured_pass(with_checkpointing(planned, checkpointing.alike("off")), card, num_rows, widths, rows)
-    with_checkpointing(planned, checkpointing)
-    return found.recomputed_as(compiled) if checkpointing.strongest == "full" else found.selective_as(compiled)
-
-
-def _measured_pass(
-    planned: PlannedModel, card: Card, num_rows: int, widths: tuple[int, ...], rows: RowLengths, *, trains: bool = True
-) -> PassBytes:
-    model, train = planned.adapted.model, planned.config.train_config
-    compiles = trains and bool(train.compile) and planned.empty.checkpointing.strongest == "off"
-    layers = outermost(find_layers(planned.adapted.base))
-    seeing = vision_layers(planned.adapted.base, layers) if planned.resolved.policies.vision_as_written else []
-    as_written = set(map(id, seeing))
-    with pass_on_meta(planned, card, num_rows, widths, rows, trains=trains) as (batch, loss):
-        return measure_pass(
-            model,
-            layers,
-            loss,
-            list(_tensors(batch)),
-            trains=trains,
-            compiled=lambda layer: compiles and id(layer) not in as_written,
-            moves=_moves(planned) if trains else "nothing",
-            around_tiles=trains and bool(train.compile) and planned.empty.checkpointing.tile_tokens > 0,
-        )
-
-
-def _moves(planned: PlannedModel) -> Literal["all", "input", "nothing"]:
-    """What offloading would move of a layer, all of which are checkpointed alike."""
-    if not planned.config.train_config.activation_offloading:
-        return "nothing"
-    return "all" if planned.empty.checkpointing.strongest == "off" else "input"
-
-
-def layers_of(planned: PlannedModel) -> list[nn.Module]:
-    """The layers that are in no other, in the order in which the model lists them."""
-    return outermost(find_layers(planned.adapted.base))[::-1]
-
-
-def copies_on_host(use: PassBytes) -> int:
-    """Host memory for the activations of a micro-batch that move there."""
-    return chunk_bytes(sum(layer.on_host for _, layer in use.layers))
-
-
-def _tensors(batch: MicroBatch) -> Iterator[torch.Tensor]:
-    for value in vars(batch).values():
-        yield from value.values() if isinstance(value, dict) else [value] if torch.is_tensor(value) else []
 
 
 def _loading(planned: PlannedModel, params: int) -> Bytes:
