@@ -42,6 +42,7 @@ def why_not_reduced(
     mesh_shape: tuple[int, int],
     reduce_dtype: torch.dtype,
     compute_dtype: torch.dtype | None,
+    in_float8: Collection[int] = (),
 ) -> str | None:
     """Why the gradients of a unit are packed before they are reduced; None if they are not.
 
@@ -50,7 +51,10 @@ def why_not_reduced(
         mesh_shape: copies of the model, and ranks that share one copy.
         reduce_dtype: in which gradients are summed.
         compute_dtype: weights are cast to it when they are gathered; None: they are not.
+        in_float8: ids of parameters that are gathered in float8.
     """
+    if any(id(parameter) in in_float8 for parameter in parameters):
+        return ROUNDED
     trained = [parameter for parameter in parameters if parameter.requires_grad]
     if mesh_shape[0] > 1:
         return "copies of the model are summed, too"
@@ -60,6 +64,8 @@ def why_not_reduced(
         return "ranks have parts of different sizes"
     return None
 
+
+ROUNDED = "float8 rounds weights before they are gathered"
 
 _NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16"}
 

@@ -19,7 +19,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.fsdp import FSDPModule
 from torch.distributed.fsdp._fully_shard._fsdp_collectives import (
     AllGatherResult,
     _div_if_needed,
@@ -30,12 +29,12 @@ from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo, Train
 from torch.distributed.fsdp._fully_shard._fsdp_param import ShardedState
 from torch.profiler import record_function
 
-from policies.direct_collectives import direct_line, why_not_reduced
+from policies.direct_collectives import ROUNDED, direct_line, why_not_reduced
 from utils.torch_internals import (
     all_gather_each,
+    all_parameter_groups,
     begin_scattering,
     end_scattering,
-    parameter_groups,
     reduce_scatter_each,
 )
 
@@ -46,7 +45,7 @@ def send_directly(model: nn.Module) -> None:
     Call it once the model has its weights, before its first forward pass. Every rank must.
     """
     resharded = _Resharded()
-    for group in _groups(model):
+    for group in all_parameter_groups(model):
         gather, reduction = _why_not(group)
         if gather is None:
             DirectGather(group, resharded)
@@ -56,11 +55,7 @@ def send_directly(model: nn.Module) -> None:
 
 def direct_notes(model: nn.Module) -> list[str]:
     """The line to print of a model for which `send_directly` was called."""
-    return [direct_line([_why_not(group) for group in _groups(model)])]
-
-
-def _groups(model: nn.Module) -> list[Any]:
-    return [group for unit in model.modules() if isinstance(unit, FSDPModule) for group in parameter_groups(unit)]
+    return [direct_line([_why_not(group) for group in all_parameter_groups(model)])]
 
 
 def _why_not(group: Any) -> tuple[str | None, str | None]:
@@ -87,7 +82,7 @@ def _why_not_gathered(group: Any) -> str | None:
     if any(its.offload_to_cpu for its in group.fsdp_params):
         return "weights are in host memory"
     if any(hasattr(its._sharded_local_tensor, "fsdp_pre_all_gather") for its in group.fsdp_params):
-        return "float8 rounds weights before they are gathered"
+        return ROUNDED
     if any(its.is_dtensor or its.fsdp_placement.dim != 0 for its in group.fsdp_params):
         return "weights are not cut by rows"
     return None

@@ -70,6 +70,13 @@ def parameter_groups(unit: FSDPModule) -> list[Any]:
     return [group for group in groups if group is not None]
 
 
+def all_parameter_groups(model: nn.Module) -> list[Any]:
+    """The parameter groups of all units of a model; none if it is not sharded."""
+    from torch.distributed.fsdp import FSDPModule
+
+    return [group for unit in model.modules() if isinstance(unit, FSDPModule) for group in parameter_groups(unit)]
+
+
 def call_after_reduction(group: Any, call: Callable[[list[nn.Parameter], torch.cuda.Event | None], None]) -> None:
     """Let a parameter group call this whenever backward has queued the sums of its gradients over ranks.
 

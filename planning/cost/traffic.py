@@ -76,10 +76,9 @@ def find_traffic(planned: PlannedModel) -> Traffic:
 def _is_unpacked(trained: Sequence[nn.Parameter], policies: Policies, in_float8: frozenset[int]) -> bool:
     """Whether the gradients of a unit are reduced without packing."""
     layout, precision = policies.layout, policies.precision
-    if not layout.is_direct or in_float8.intersection(map(id, trained)):
-        return False
     computed = precision.compute_dtype if precision.casts else None
-    return why_not_reduced(trained, layout.mesh_shape, precision.reduce_dtype, computed) is None
+    reason = why_not_reduced(trained, layout.mesh_shape, precision.reduce_dtype, computed, in_float8)
+    return layout.is_direct and reason is None
 
 
 def exchange_seconds(planned: PlannedModel, counts: BatchCounts, speeds: Speeds, ranks_per_node: int) -> float:

@@ -94,10 +94,9 @@ class HeldBytes:
     def _packs_grads(self, parameters: Sequence[nn.Parameter]) -> bool:
         scheme = self.scheme
         sharded = [parameter for parameter in parameters if id(parameter) not in scheme.replicated]
-        if not scheme.is_direct or any(id(parameter) in scheme.in_float8 for parameter in sharded):
-            return True
-        mesh_shape = (scheme.num_copies, scheme.num_shards)
-        return why_not_reduced(sharded, mesh_shape, scheme.reduce_dtype, scheme.compute_dtype) is not None
+        dtypes = (scheme.reduce_dtype, scheme.compute_dtype)
+        reason = why_not_reduced(sharded, (scheme.num_copies, scheme.num_shards), *dtypes, scheme.in_float8)
+        return not scheme.is_direct or reason is not None
 
     def prefetched(self, use: PassBytes, index: int) -> int:
         """The buffer of the layer before this one, which is gathered while this one computes its backward."""

@@ -278,7 +278,7 @@ class SelectiveChoice:
     def keeps(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         if op in LORA_PRODUCTS:
             # Its few numbers per token are kept. What it adds is soon computed from them, and large: fp32.
-            return op is LORA_PRODUCTS[0]
+            return op is torch.ops.lora.product_down.default
         if op in MATRIX_PRODUCTS:
             self._num_products += 1
             return self._num_products % 2 == 0

@@ -23,13 +23,12 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.fsdp import FSDPModule
 from torch.optim import Optimizer
 
 from policies.optimizers.host_optimizer import HostOptimizer
 from policies.optimizers.host_updates import Bucket
 from utils.local_tensors import local_tensor, plain_tensor
-from utils.torch_internals import call_after_reduction, parameter_groups
+from utils.torch_internals import all_parameter_groups, call_after_reduction
 
 
 class HostWeightsOptimizer(HostOptimizer):
@@ -54,9 +53,8 @@ class HostWeightsOptimizer(HostOptimizer):
         """Step on each unit of `fully_shard` as its gradients come: nothing changes them after backward."""
         self._begins_early = True
         arrived = partial(_arrived, weakref.ref(self))
-        for unit in model.modules():
-            for group in parameter_groups(unit) if isinstance(unit, FSDPModule) else []:
-                call_after_reduction(group, arrived)
+        for group in all_parameter_groups(model):
+            call_after_reduction(group, arrived)
 
     def gradients_arrive(self, parameters: list[nn.Parameter], event: torch.cuda.Event | None) -> None:
         """Begin the update of a unit's parameters; after the event their gradients are in host memory."""

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
 from benchmarks.planned_times import plan_model
@@ -28,7 +28,7 @@ from reporting.collective_timeline import DeviceClock, WatchedUnits
 from tests.helpers.processes import ProcessGroup
 from tests.helpers.simulated_device import SimulatedDevice, Working, simulated_ranks
 from utils.errors import ConfigError
-from utils.torch_internals import parameter_groups
+from utils.torch_internals import all_parameter_groups
 
 CPU = torch.device("cpu")
 FP32, BF16 = torch.float32, torch.bfloat16
@@ -118,13 +118,14 @@ def fail_in_backward(model: nn.Module, inputs: torch.Tensor) -> None:
     reshard(model)
 
 
-def groups_of(model: nn.Module) -> list[Any]:
-    return [group for unit in model.modules() if isinstance(unit, FSDPModule) for group in parameter_groups(unit)]
-
-
 def whole_bytes(model: nn.Module) -> int:
     """Bytes of gathered weights that are allocated; a group of one rank has none of its own."""
-    outputs = [output for group in groups_of(model) for its in group.fsdp_params for output in its.all_gather_outputs]
+    outputs = [
+        output
+        for group in all_parameter_groups(model)
+        for its in group.fsdp_params
+        for output in its.all_gather_outputs
+    ]
     return sum(output.untyped_storage().nbytes() for output in outputs)
 
 
@@ -172,7 +173,7 @@ def test_memory_is_freed_on_the_gathering_stream_after_computing_has_read_it_and
         WatchedUnits(model, DeviceClock(device.Event))
         train_step(model)
         of_layer = FP32.itemsize * int(next(model.parameters()).numel())
-        for group in groups_of(model):
+        for group in all_parameter_groups(model):
             note_frees(group, device, seen)
             group.wait_for_unshard = noting(group.wait_for_unshard, lambda: sizes.append(whole_bytes(model)))
         train_step(model)
@@ -209,10 +210,14 @@ def note_frees(group: Any, device: SimulatedDevice, seen: list[tuple[float, floa
 
 def test_units_that_round_their_weights_first_stay_packed() -> None:
     with simulated_layers() as (_, model):
-        (its,) = groups_of(model)[1].fsdp_params
+        (its,) = all_parameter_groups(model)[1].fsdp_params
         its._sharded_local_tensor.fsdp_pre_all_gather = None  # as a tensor of torchao's float8 has it
         send_directly(model)
-        assert [vars(group).get("unshard") is None for group in groups_of(model)] == [False, True, *[False] * 5]
+        assert [vars(group).get("unshard") is None for group in all_parameter_groups(model)] == [
+            False,
+            True,
+            *[False] * 5,
+        ]
         (line,) = direct_notes(model)
     assert "weights of 6 of 7 units" in line
     assert line.endswith("(float8 rounds weights before they are gathered)")

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy, fully_shard
 from torch.optim import AdamW
 
 import policies.optimizers.host_optimizer as host_optimizer
@@ -23,7 +23,7 @@ from policies.optimizers.host_optimizer import HostOptimizer, last_gradients, wa
 from policies.optimizers.host_weights import HostWeightsOptimizer
 from policies.optimizers.offload import CPUOffloadOptimizer
 from utils.local_tensors import local_tensor
-from utils.torch_internals import call_after_reduction, parameter_groups
+from utils.torch_internals import all_parameter_groups, call_after_reduction
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
@@ -86,9 +86,8 @@ def test_each_layer_reads_the_weights_of_the_step_before(
             gradients.update({p: local_tensor(p.grad).cpu().clone() for p in parameters if p.grad is not None})
 
     if layout == "host weights":  # before the optimizer, which overwrites them
-        for unit in model.modules():
-            for its in parameter_groups(unit) if isinstance(unit, FSDPModule) else []:
-                call_after_reduction(its, note_gradients)
+        for its in all_parameter_groups(model):
+            call_after_reduction(its, note_gradients)
     optimizer = make_optimizer(model, layout, begins_early=begins_early)
     optimizer.return_late(model, list(model)[:-1])
     with torch.no_grad():
