@@ -49,7 +49,10 @@ def make_loaders(
         train_loader = StreamLoader(data.stream.shared(open_share(env)), layout, collate=collate, say=say, **options)
     else:
         assert data.train_rows is not None
-        train_loader = StepLoader(data.train_rows, layout, seed=train_config.seed, collate=collate, **options)
+        num_epochs = train_config.num_epochs
+        train_loader = StepLoader(
+            data.train_rows, layout, seed=train_config.seed, collate=collate, num_epochs=num_epochs, **options
+        )
     if data.eval_rows is None:
         return Loaders(train_loader, None)
     eval_layout = BatchLayout(train_config.val_batch_size, 1, layout.data_parallel_size)

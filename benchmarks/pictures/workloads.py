@@ -61,9 +61,13 @@ WORKLOADS = {
     "mix": PictureWorkload("qwen2.5-vl-7b", MIX, **MIX_FORMS),
     "uniform-half": PictureWorkload("qwen2.5-vl-7b-half-the-layers", SMALL, **UNIFORM_FORMS),
     "mix-half": PictureWorkload("qwen2.5-vl-7b-half-the-layers", MIX, **MIX_FORMS),
-    "qwen3-vl-4b": PictureWorkload("qwen3-vl-4b", SMALL, 8192, StepForm(1, 1), flags=ALL_WEIGHTS),
+    # A row holds some 35 of these samples, so 12 steps read each once.
+    "qwen3-vl-4b": PictureWorkload("qwen3-vl-4b", SMALL, 8192, StepForm(1, 1), flags=ALL_WEIGHTS, num_samples=448),
     "qwen3-vl-4b-2": PictureWorkload(
-        "qwen3-vl-4b", SMALL, 8192, StepForm(1, 1), flags=[*ALL_WEIGHTS, "--enable_fsdp"], nproc=2
+        *("qwen3-vl-4b", SMALL, 8192, StepForm(1, 1)),
+        flags=[*ALL_WEIGHTS, "--enable_fsdp"],
+        nproc=2,
+        num_samples=896,
     ),
     "tiny": PictureWorkload("tiny", PictureChats((24, 64), (1, 3), (2, 20)), **TINY_FORMS),
 }

@@ -29,12 +29,19 @@ class Unreadable:
 
 
 class StepSampler(Sampler[list[int]]):
-    """One rank's micro-batches of an epoch, in order, from `first_step` on."""
+    """One rank's micro-batches, in order: of `epoch` from `first_step` on, then of the epochs after it."""
 
     def __init__(
-        self, num_rows: int, layout: BatchLayout, rank: int, seed: int | None, lengths: np.ndarray | None = None
+        self,
+        num_rows: int,
+        layout: BatchLayout,
+        rank: int,
+        seed: int | None,
+        lengths: np.ndarray | None = None,
+        num_epochs: int = 1,
     ) -> None:
         self.num_rows, self.layout, self.rank, self.seed, self.lengths = num_rows, layout, rank, seed, lengths
+        self.num_epochs = num_epochs
         self.epoch = self.first_step = 0
 
     def order(self) -> np.ndarray:
@@ -52,15 +59,19 @@ class StepSampler(Sampler[list[int]]):
             yield self.layout.cut(order[start : start + size].tolist(), self.rank)
 
     def __iter__(self) -> Iterator[list[int]]:
-        for micro_batches in self.steps():
-            yield from micro_batches
+        while True:
+            for micro_batches in self.steps():
+                yield from micro_batches
+            if self.epoch + 1 >= self.num_epochs:
+                return
+            self.epoch, self.first_step = self.epoch + 1, 0
 
 
 class StepLoader:
     """Iterates over an epoch's optimizer steps; each is the list of this rank's micro-batches.
 
     Packed rows are alike in length and are shuffled. Padded rows come in global batches of like length
-    (`data.batches.order`).
+    (`data.batches.order`). Workers read on into the next epoch, so that its first step waits for no picture.
     """
 
     def __init__(
@@ -73,9 +84,14 @@ class StepLoader:
         collate: Callable[[list[Row]], Any],
         num_workers: int = 0,
         pin_memory: bool = False,
+        num_epochs: int = 1,
     ) -> None:
+        """
+        Args:
+            num_epochs: of the run. Beyond them nothing is read ahead.
+        """
         self.rows, self.layout = rows, layout
-        self.sampler = StepSampler(len(rows), layout, rank, seed, None if rows.packed else rows.lengths)
+        self.sampler = StepSampler(len(rows), layout, rank, seed, None if rows.packed else rows.lengths, num_epochs)
         self.loader = DataLoader(
             rows,
             batch_sampler=self.sampler,
@@ -86,6 +102,8 @@ class StepLoader:
             pin_memory=pin_memory,
             generator=torch.Generator(),  # not the global one: reading data must not change dropout
         )
+        self._batches: Iterator[Any] = iter(())
+        self._next_epoch: int | None = None  # the one that `_batches` goes on with
 
     def __len__(self) -> int:
         return self.layout.num_steps(len(self.rows))
@@ -100,13 +118,18 @@ class StepLoader:
         Raises:
             TrainingError: for a row that cannot be read, on its own rank alone.
         """
-        self.sampler.epoch, self.sampler.first_step = epoch, first_step
-        with stop_signals_held_back():
-            batches = iter(self.loader)
+        if epoch != self._next_epoch or first_step or epoch >= self.sampler.num_epochs:
+            self.sampler.epoch, self.sampler.first_step = epoch, first_step
+            with stop_signals_held_back():
+                self._batches = iter(self.loader)
+        self._next_epoch = None
         size, num_rows = self.layout.global_batch_size, self.layout.rows_of_epoch(len(self.rows))
         for start in range(first_step * size, num_rows, size):
             num_micro_batches = self.layout.num_micro_batches(min(size, num_rows - start))
-            yield [_readable(next(batches)) for _ in range(num_micro_batches)]
+            micro_batches = [_readable(next(self._batches)) for _ in range(num_micro_batches)]
+            if start + size >= num_rows:
+                self._next_epoch = epoch + 1
+            yield micro_batches
 
 
 def _readable(batch: Any) -> Any:

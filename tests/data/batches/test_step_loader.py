@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -137,10 +140,9 @@ def make_sequences(num_rows: int) -> Sequences:
     return build_sequences(rows, name="test", context_length=8)
 
 
-def read_epochs(num_workers: int, *, rank: int, epochs: list[int], take: int | None = None) -> list[Any]:
+def read_epochs(num_workers: int, *, rank: int, epochs: list[int], take: int | None = None, of: int = 1) -> list[Any]:
     """Per epoch and step, this rank's micro-batches as tuples of source rows."""
-    rows = make_rows(make_sequences(23), batching_strategy="padding", context_length=8)
-    loader = StepLoader(rows, BatchLayout(2, 2, 2), rank=rank, seed=4, collate=source_rows, num_workers=num_workers)
+    loader = loader_of_23_rows(source_rows, num_workers=num_workers, rank=rank, num_epochs=of)
     assert len(loader) == 3
     found = []
     for epoch in epochs:
@@ -151,6 +153,11 @@ def read_epochs(num_workers: int, *, rank: int, epochs: list[int], take: int | N
                 break
         found.append(steps)
     return found
+
+
+def loader_of_23_rows(collate: Any, **options: Any) -> StepLoader:
+    rows = make_rows(make_sequences(23), batching_strategy="padding", context_length=8)
+    return StepLoader(rows, BatchLayout(2, 2, 2), seed=4, collate=collate, **options)
 
 
 def source_rows(rows: list[Any]) -> tuple[int, ...]:
@@ -168,6 +175,35 @@ def test_batches_are_the_same_with_and_without_a_worker_process(rank: int) -> No
 def test_an_epoch_left_early_does_not_shift_the_next(num_workers: int) -> None:
     _, second = read_epochs(num_workers, rank=0, epochs=[0, 1], take=1)
     assert second == [read_epochs(0, rank=0, epochs=[1])[0][0]]
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("take", [None, 2])
+def test_epochs_that_are_read_ahead_are_those_read_by_themselves(num_workers: int, take: int | None) -> None:
+    epochs = [0, 1, 2, 0, 1, 1, 2]
+    found = read_epochs(num_workers, rank=1, epochs=epochs, take=take, of=3)
+    assert found == [read_epochs(0, rank=1, epochs=[epoch])[0][:take] for epoch in epochs]
+
+
+def test_workers_read_the_next_epoch_ahead_and_none_after_the_last(tmp_path: Path) -> None:
+    noted = tmp_path / "noted"
+    loader = loader_of_23_rows(partial(noted_rows, noted), rank=0, num_workers=1, num_epochs=2)
+    first = [row for step in loader.epoch(0) for micro_batch in step for row in micro_batch]
+    deadline = time.monotonic() + 60
+    while noted.stat().st_size == len(first):
+        assert time.monotonic() < deadline, "nothing was read ahead"
+        time.sleep(0.01)
+    second = [row for step in loader.epoch(1) for micro_batch in step for row in micro_batch]
+    time.sleep(0.2)  # for what must not be read
+    assert noted.stat().st_size == len(first + second)
+    assert [row for step in loader.epoch(1) for micro_batch in step for row in micro_batch] == second
+
+
+def noted_rows(file: Path, rows: list[Any]) -> tuple[int, ...]:
+    """The source rows. `file` gets a byte for each."""
+    with file.open("a") as noted:
+        noted.write("." * len(rows))
+    return source_rows(rows)
 
 
 def test_a_row_knows_its_sequences_and_where_they_came_from() -> None:
