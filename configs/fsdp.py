@@ -62,7 +62,7 @@ class FsdpConfig:
     direct_collectives: bool = setting(
         False,
         "gather each shard right into its whole weight, and reduce gradients from where they are, without packing "
-        "buffers; results differ by rounding at most, and no GPU has measured it yet",
+        "buffers; results differ by rounding at most",
     )
     fsdp_activation_checkpointing: bool | None = setting(
         None,

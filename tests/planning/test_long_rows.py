@@ -1,4 +1,5 @@
-"""Plans of long rows beside runs of one and two H100s (torch 2.11, from 26 November 2026 on; docs/long-rows.md).
+"""Plans of long rows beside runs of one and two H100s or H200s (torch 2.11, from 26 November 2026 on;
+docs/long-rows.md).
 
 benchmarks/long_rows.py measures them, and writes lines of this form.
 """
@@ -21,14 +22,6 @@ REUSED_UNTIL = "2026-11-27"
 """Rows of earlier days ran with a dead tensor, as wide as hidden states, at their peak, which plans had, too
 (policies/tiling/compiled.py, `AROUND_TILES`)."""
 REUSED_BYTES = 2 * 4096  # per token of a rank, in bf16, of all shapes here
-CAST_TWICE = [f"llama8b-8layers-{row}" for row in ("lora-16384", "lora-65536", "qlora-32768", "qlora-65536")]
-"""Rows of 27 November, when compiled layers without tiles held the gradients of both of an MLP's wide projections
-twice, cast for the projection and again for its adapter (policies/adapters/lora_products.py, `_backward_up`). A row
-that is measured anew leaves this list."""
-CAST_TWICE_BYTES = 2 * 2 * 14336  # per token, in bf16
-WRITTEN_AGAIN_BYTES = 2 * 2 * 14336
-"""What these rows also held: the input of an MLP's last adapter, which backward read after dropout alone, and a second
-copy of that (`lora_products.project_down`)."""
 NUM_LOOSE = 4
 """How many peaks may be more than 5 % off the plan."""
 SLOW_FOR_NOW = ["llama8b-8layers-131072-full-shared-2"]
@@ -50,8 +43,6 @@ def test_plans_have_the_peaks_and_the_seconds_that_were_measured(tmp_path: Path)
 
 def held_then_gib(line: dict[str, str]) -> float:
     """What the code that ran this row held at its peak, and today's does not."""
-    if line["row"] in CAST_TWICE:
-        return int(line["tokens"]) * (CAST_TWICE_BYTES + WRITTEN_AGAIN_BYTES) / GIB
     words = line["flags"]
     was_there = line["date"] < REUSED_UNTIL and "--compile" in words and "--tile_tokens 8192" in words
     is_adapted = "all-linear" in words
