@@ -1,0 +1,128 @@
+"""Does --direct_collectives change a bit, in any layout? Runs with it beside runs without, as one table.
+
+    python -m benchmarks.direct_collectives --at_once 4                  two GPUs
+    python -m benchmarks.direct_collectives --device cpu --layouts bf16 --steps 3
+
+Each layout trains a small Llama on the shipped dialogues over --nproc ranks, once packed and twice directly. Losses and
+gradient norms of all steps and the saved weights are compared bit by bit. A stream that reads what another still writes
+would show here: so runs share the GPUs, --at_once of them, and are as late as they then are. The exit status is 1 if
+any layout differs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import load
+
+from benchmarks.gpu_matrix import DEVICES
+from benchmarks.runs.launch import ROOT, launch
+from benchmarks.runs.measurements import train_events
+from tools.make_tiny_model import make_tiny_model
+
+BF16, LORA = ["--pure_bf16"], ["--use_peft", "--lora_config.target_modules", "all-linear", "--lora_config.r", "16"]
+CAST = ["--mixed_precision", "True"]
+LAYOUTS = {
+    "bf16": [*BF16, "--activation_checkpointing", "off"],
+    "bf16, recomputed, clipped": [*BF16, "--activation_checkpointing", "full", "--gradient_clipping"],
+    "bf16, compiled": [*BF16, "--compile"],
+    "bf16, accumulated": [*BF16, "--gradient_accumulation_steps", "3"],
+    "bf16, kept after forward": [*BF16, "--sharding_strategy", "SHARD_GRAD_OP"],
+    "bf16, states in host memory": [*BF16, "--optimizer_cpu_offload"],
+    "cast, reduced in fp32": CAST,
+    "cast, reduced in bf16, compiled": [*CAST, "--reduce_dtype", "bf16", "--compile"],
+    "LoRA, gathered": [*LORA, "--num_replicated_layers", "0", "--compile"],
+    "QLoRA, gathered": [*LORA, "--num_replicated_layers", "0", "--quantization", "4bit"],
+    "QLoRA, compiled, recomputed": [
+        *(*LORA, "--num_replicated_layers", "0", "--quantization", "4bit"),
+        *("--compile", "--activation_checkpointing", "full"),
+    ],
+    "evaluated, answers generated": [*BF16, "--run_validation", "True", "--eval_generate", "--max_new_tokens", "8"],
+}
+WAYS = {"packed": [], "direct": ["--direct_collectives"], "direct again": ["--direct_collectives"]}
+
+
+def train(flags: Sequence[str], model: Path, folder: Path, options: argparse.Namespace) -> str:
+    """The end of what a run printed if it failed, else nothing."""
+    words = ["--model_name", str(model), "--output_dir", str(folder), "--enable_fsdp", *flags]
+    defaults = {
+        "--samsum_dataset.data_path": str(ROOT / "datasets/samples/dialogue_summary"),
+        "--context_length": str(DEVICES[options.device].length),
+        "--batch_size_training": "4",
+        "--max_train_step": str(options.steps),
+        "--num_epochs": "100",
+        "--run_validation": "False",
+        "--save_every_steps": "0",
+        "--compile": "False",
+    }
+    words += [word for name, value in defaults.items() if name not in flags for word in (name, value)]
+    return launch(words, options.nproc, DEVICES[options.device].variables, by_torchrun=True, limit_seconds=300)
+
+
+def differences(run: Path, packed: Path) -> list[str]:
+    """What of a run is not that of the packed one."""
+    found = []
+    steps = [[(event["loss"], event["grad_norm"]) for event in train_events(folder)] for folder in (run, packed)]
+    if steps[0] != steps[1] or not steps[0]:
+        first = next((n for n, pair in enumerate(zip(*steps, strict=False), 1) if pair[0] != pair[1]), 0)
+        found.append(f"step {first}")
+    weights = [weights_of(folder) for folder in (run, packed)]
+    if weights[0].keys() != weights[1].keys() or not weights[0]:
+        return [*found, "names of weights"]
+    others = [name for name, tensor in weights[0].items() if not tensor.equal(weights[1][name])]
+    return [*found, f"{len(others)} weights, such as {others[0]}"] if others else found
+
+
+def weights_of(run: Path) -> dict[str, Any]:
+    files = [file for part in ("model", "adapter") for file in sorted((run / part).glob("*.safetensors"))]
+    return {name: tensor for file in files for name, tensor in load(file.read_bytes()).items()}
+
+
+def line(layout: str, folder: Path, failures: dict[str, str]) -> str:
+    """The line of a layout in the table."""
+    cells = [layout]
+    for way in WAYS:
+        if failures[way]:
+            cells.append(f"failed: {failures[way].strip().splitlines()[-1][:200]}")
+        elif way == "packed" or failures["packed"]:
+            cells.append("trained")
+        else:
+            cells.append("; ".join(differences(folder / way, folder / "packed")) or "same bits")
+    return f"| {' | '.join(cells)} |"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--layouts", nargs="+", choices=list(LAYOUTS), default=list(LAYOUTS))
+    parser.add_argument("--device", choices=sorted(DEVICES), default="cuda")
+    parser.add_argument("--nproc", type=int, default=2)
+    parser.add_argument("--steps", type=int, default=12)
+    parser.add_argument("--at_once", type=int, default=1, help="runs at a time")
+    options = parser.parse_args(argv)
+    lines = [f"| layout | {' | '.join(WAYS)} |", "|---" * (len(WAYS) + 1) + "|"]
+    with tempfile.TemporaryDirectory() as temporary, ThreadPoolExecutor(options.at_once) as pool:
+        folder = Path(temporary)
+        model = make_tiny_model(folder / "model", **DEVICES[options.device].model)
+        runs = {
+            layout: {
+                way: pool.submit(train, [*LAYOUTS[layout], *flags], model, folder / layout / way, options)
+                for way, flags in WAYS.items()
+            }
+            for layout in options.layouts
+        }
+        for layout, ways in runs.items():
+            failures = {way: run.result() for way, run in ways.items()}
+            lines.append(line(layout, folder / layout, failures))
+            print(lines[-1], flush=True)
+    print("", *lines, sep="\n")
+    return int(any(text.count("same bits") < len(WAYS) - 1 for text in lines[2:]))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
