@@ -20,7 +20,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks.runs.launch import launch
+from benchmarks.runs.launch import last_line, launch
 from benchmarks.runs.measurements import read_events
 from benchmarks.runs.shapes import make_shape
 from benchmarks.runs.workload import Workload
@@ -92,7 +92,7 @@ def most_apart(one: Losses, other: Losses) -> float:
 
 def line(name: str, runs: dict[str, Future[Losses]]) -> str:
     """A row of the table."""
-    failed = {way: str(run.exception()).strip().splitlines()[-1] for way, run in runs.items() if run.exception()}
+    failed = {way: last_line(str(run.exception())) for way, run in runs.items() if run.exception()}
     if failed:
         return f"| {name} | failed: {failed} |"
     found = {way: run.result() for way, run in runs.items()}

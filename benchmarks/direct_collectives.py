@@ -22,7 +22,7 @@ from typing import Any
 from safetensors.torch import load
 
 from benchmarks.gpu_matrix import DEVICES
-from benchmarks.runs.launch import ROOT, launch
+from benchmarks.runs.launch import ROOT, last_line, launch
 from benchmarks.runs.measurements import train_events
 from tools.make_tiny_model import make_tiny_model
 
@@ -89,7 +89,7 @@ def line(layout: str, folder: Path, failures: dict[str, str]) -> str:
     cells = [layout]
     for way in WAYS:
         if failures[way]:
-            cells.append(f"failed: {failures[way].strip().splitlines()[-1][:200]}")
+            cells.append(f"failed: {last_line(failures[way])}")
         elif way == "packed" or failures["packed"]:
             cells.append("trained")
         else:

@@ -31,6 +31,7 @@ from benchmarks.peers.calls import printed_figures
 from benchmarks.pictures.chats import write_picture_chats
 from benchmarks.pictures.shapes import make_image_shape
 from benchmarks.pictures.workloads import WORKLOADS, PictureWorkload, StepForm
+from benchmarks.runs.launch import last_line
 from benchmarks.runs.measurements import WARMUP_STEPS, read_events, speed_figures, teraflops_per_token
 from data.processors.processor_loading import read_processor
 
@@ -77,9 +78,8 @@ def measure(name: str, tool: str, options: argparse.Namespace, folder: Path, wor
         output.with_suffix(".log").write_text("\n".join(end.text for end in ends))
         if not any(end.status for end in ends):
             return figures_of(output) | {"compiled": compiles}
-        said = next(end.text for end in ends if end.status).split("\n")
-        last = [line for line in said if line.strip()][-1:]
-        failures.append(f"--compile {compiles}: exit {[end.status for end in ends]}: {' '.join(last)[:300]}")
+        said = last_line(next(end.text for end in ends if end.status))
+        failures.append(f"--compile {compiles}: exit {[end.status for end in ends]}: {said}")
         print(failures[-1], flush=True)
     return {"failed": "; ".join(failures)}
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.peers.peer_work import PeerWork
-from benchmarks.runs.launch import ROOT
+from benchmarks.runs.launch import ROOT, last_line
 from benchmarks.runs.workload import Workload
 
 
@@ -124,8 +124,7 @@ def printed_figures(
         return {"failed": f"not finished in {limit_seconds:.0f} s"}
     lines = [line for line in said.splitlines() if line.startswith("{") and "peak_gib" in line]
     if process.returncode or not lines:
-        last = [line for line in errors.splitlines() if line.strip()]
-        return {"failed": last[-1][:200] if last else f"exit status {process.returncode}"}
+        return {"failed": last_line(errors) or f"exit status {process.returncode}"}
     found: dict[str, Any] = json.loads(lines[-1])
     return found
 

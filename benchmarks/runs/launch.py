@@ -98,6 +98,11 @@ def launch(
         return "\n".join(filter(None, executor.map(run, range(len(commands)))))
 
 
+def last_line(printed: str) -> str:
+    """The last line of what a failed run printed, for a table: most often its error."""
+    return next((line[:200] for line in reversed(printed.splitlines()) if line.strip()), "")
+
+
 def _torchrun(nproc: int) -> list[str]:
     return [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", str(nproc)]
 
