@@ -14,6 +14,7 @@ from peft import PrefixTuningConfig, get_peft_model
 from transformers import AutoModelForCausalLM
 
 from tests.helpers.checkpoints import with_lora
+from tests.helpers.mixtures import mixture
 from tests.helpers.seq2seq_models import save_seq2seq
 from tools.export import main
 from tools.serving.llama_cpp_source import ARCHITECTURES as OF_LLAMA_CPP
@@ -93,6 +94,28 @@ def test_an_adapter_that_they_would_not_load_is_refused(
     status, (line,) = checked(tmp_path / "adapter", program, capsys)
     assert status == 2
     assert reason in line
+
+
+@pytest.mark.parametrize(
+    ("family", "parameters", "reason"),
+    [
+        ("qwen3_moe", ("gate_up_proj", "down_proj"), "not read the factors of Qwen3MoeForCausalLM's experts as peft"),
+        ("gpt_oss", ("gate_up_proj", "down_proj"), ""),
+        ("gpt_oss", ("down_proj",), "it takes adapters on both weights of experts, and this has one; merge it"),
+    ],
+)
+def test_adapters_of_experts_are_refused_where_their_factors_would_be_misread(
+    family: str, parameters: tuple[str, ...], reason: str, tmp_path: Path, capsys: Capture
+) -> None:
+    mixture(family).save_pretrained(tmp_path / "base")
+    names = [f"experts.{name}" for name in parameters]
+    with_lora(tmp_path / "base", target_modules=["q_proj"], target_parameters=names).save_pretrained(
+        str(tmp_path / "adapter")
+    )
+    status, lines = checked(tmp_path / "adapter", "vllm", capsys)
+    assert (status, reason in lines[0]) == (2 if reason else 0, True)
+    status, (line,) = checked(tmp_path / "adapter", "gguf", capsys)
+    assert (status, "it knows no factors of all experts in one matrix; merge it" in line) == (2, True)
 
 
 def test_rslora_is_taken_by_vllm_and_a_prefix_by_none(tiny_model: Path, tmp_path: Path, capsys: Capture) -> None:

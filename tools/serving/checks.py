@@ -18,6 +18,8 @@ from utils.small_files import read_json
 
 # peft saves an adapted embedding's own weight as well; both programs skip it.
 _LORA_TENSOR = re.compile(r"\.lora_[AB]\.weight$|\.lora_embedding_[AB]$|\.base_layer\.weight$")
+# The factors of all experts of a mixture's layer: peft stores those of the second weight under `base_layer`.
+_EXPERT_TENSOR = re.compile(r"\.experts(\.base_layer)?\.lora_[AB]\.weight$")
 _MERGE = "merge it: --merge --to DIR"
 
 
@@ -37,6 +39,8 @@ def check_gguf(folder: ServedFolder) -> list[str]:
             f"llama-cli -m {name}.gguf",
         ]
     _check_lora("gguf", version, folder)
+    if any(map(_EXPERT_TENSOR.search, folder.adapter_tensors)):
+        raise _refused("gguf", version, "it knows no factors of all experts in one matrix", _MERGE)
     if folder.rope:
         raise _refused("gguf", version, "its base's GGUF would have other positions than the adapter's", _MERGE)
     for setting, why in (
@@ -70,6 +74,7 @@ def check_vllm(folder: ServedFolder) -> list[str]:
     serve = f"vllm serve {path} --served-model-name {name}"
     if folder.is_adapter:
         _check_lora("vllm", version, folder)
+        _check_experts(folder)
         ranks = [folder.adapter.get("r"), *dict(folder.adapter.get("rank_pattern") or {}).values()]
         rank = max((value for value in ranks if isinstance(value, int)), default=0)
         allowed = next((most for most in vllm_source.MAX_LORA_RANKS if most >= rank), None)
@@ -103,6 +108,17 @@ def _check_lora(program: str, version: str, folder: ServedFolder) -> None:
         raise _refused(program, version, "it takes no trained biases", _MERGE)
     if others := [name for name in folder.adapter_tensors if not _LORA_TENSOR.search(name)]:
         raise _refused(program, version, f"it takes factors of layers alone, not {others[0]}", _MERGE)
+
+
+def _check_experts(folder: ServedFolder) -> None:
+    """Whether vLLM reads the factors of a mixture's experts as peft stores them."""
+    version = vllm_source.VERSION
+    holders = {found[1] for found in map(_EXPERT_TENSOR.search, folder.adapter_tensors) if found}
+    if holders and folder.architecture not in vllm_source.STACKED_EXPERTS:
+        why = f"it does not read the factors of {folder.architecture}'s experts as peft stores them"
+        raise _refused("vllm", version, why, _MERGE)
+    if len(holders) == 1:
+        raise _refused("vllm", version, "it takes adapters on both weights of experts, and this has one", _MERGE)
 
 
 def _check_vocabulary(folder: ServedFolder) -> None:

@@ -1,7 +1,8 @@
 """What vLLM takes, by its own source.
 
 From vLLM 0.19.1: `_TEXT_GENERATION_MODELS`, `_MULTIMODAL_MODELS` and `_TRANSFORMERS_SUPPORTED_MODELS` of
-vllm/model_executor/models/registry.py, and `MaxLoRARanks` of vllm/config/lora.py.
+vllm/model_executor/models/registry.py, and `MaxLoRARanks` of vllm/config/lora.py. Which experts
+take adapters was read in later source: vllm/lora/model_manager.py, and `is_3d_moe_weight` of the models.
 """
 
 from __future__ import annotations
@@ -42,6 +43,10 @@ _ARCHITECTURES = """
 """
 ARCHITECTURES = frozenset(_ARCHITECTURES.split())
 """The classes of transformers that it has a model for."""
+
+STACKED_EXPERTS = frozenset({"GptOssForCausalLM", "Qwen3VLMoeForConditionalGeneration"})
+"""The classes (of those with `is_3d_moe_weight`) whose experts take peft's factors, [r * experts, in] and [out, r *
+experts]. Of others vllm/lora/model_manager.py splits them as gpt-oss's, or looks for factors of single experts."""
 
 MAX_LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """The values that --max-lora-rank takes."""
