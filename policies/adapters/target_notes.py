@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from transformers import PreTrainedModel
 
 from configs.peft import ALL_LINEAR, LoraConfig
-from policies.adapters.expert_targets import other_experts
+from policies.adapters.expert_targets import find_expert_weights, holder_of, other_experts
 from policies.adapters.peft_names import first_of, is_named, last_part
 from policies.adapters.targets import Targets, choose_targets, find_all_linear, language_modules
 from policies.experts.finding import find_experts
@@ -23,7 +23,7 @@ def target_notes(model: PreTrainedModel, lora: LoraConfig, device: DeviceFacts) 
         ConfigError: as `choose_targets`.
     """
     targets = choose_targets(model, lora)
-    notes = [*_notes_on_experts(targets, lora, device)]
+    notes = [*_notes_on_experts(targets, lora, device), *_rest_of_experts(model, targets)]
     if lora.target_modules == (ALL_LINEAR,):
         notes += [*_left_out_notes(model, lora), *_experts_left_out(model, lora)]
     return [*notes, *tied_notes(model, lora.target_modules)]
@@ -39,6 +39,18 @@ def _notes_on_experts(targets: Targets, lora: LoraConfig, device: DeviceFacts) -
         yield f"lora_dropout {lora.lora_dropout:g}: of linear layers' inputs alone; peft has none for experts"
     if device.type == "cuda" and not device.has_grouped_products:
         yield "LoRA on experts: below compute capability 9.0 torch multiplies one expert after the other, and is slow"
+
+
+def _rest_of_experts(model: PreTrainedModel, targets: Targets) -> Iterator[str]:
+    """A line if experts are adapted in part: a dense model's names match their `down_proj` alone."""
+    holders, weights = set(map(holder_of, targets.experts)), find_expert_weights(model, language_modules(model))
+    rest = {n: w for n, w in weights.items() if holder_of(n) in holders and n not in targets.experts}
+    if rest:
+        millions = sum(weight.num_weights for weight in rest.values()) / 1e6
+        yield (
+            f"target_modules: {', '.join(sorted(set(map(last_part, rest))))} of these experts gets no adapter, "
+            f"{millions:,.1f} million weights; name it too, or experts"
+        )
 
 
 def _experts_left_out(model: PreTrainedModel, lora: LoraConfig) -> Iterator[str]:

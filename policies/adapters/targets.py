@@ -125,7 +125,8 @@ def _find_named(model: PreTrainedModel, lora: LoraConfig) -> tuple[list[str], di
 def _refuse(unknown: Sequence[str], other: Sequence[str], known: Sequence[str], lora: LoraConfig) -> NoReturn:
     """Refuse names that match nothing, or something that takes no adapter."""
     if unknown:
-        near = [match for target in unknown for match in get_close_matches(target, [*known, ALL_LINEAR], n=1)]
+        others = [name for name in (*known, ALL_LINEAR) if name not in lora.target_modules]
+        near = [match for target in unknown for match in get_close_matches(target, others, n=1)]
         guess = f"did you mean {', '.join(dict.fromkeys(near))}? " if len(near) == len(unknown) else ""
         raise ConfigError(
             f"--lora_config.target_modules: {', '.join(unknown)} match nothing in this model; {guess}name some of "

@@ -264,6 +264,13 @@ def test_a_name_that_cannot_be_adapted_is_refused_with_near_names(make: Any, tar
     assert str(caught.value).startswith(f"--lora_config.target_modules: {start}")
 
 
+def test_a_near_name_that_was_given_too_is_no_guess() -> None:
+    """A mixture's experts have gate and up in one, and v_proj is near to up_proj."""
+    said = r"gate_proj, up_proj match nothing in this model; did you mean gate_up_proj\? name some of "
+    with pytest.raises(ConfigError, match=said):
+        choose_targets(make_model("mixtral"), LoraConfig(target_modules=tuple(LINEAR)))
+
+
 @pytest.mark.parametrize("tied", [True, False])
 def test_an_adapter_on_one_of_two_that_share_a_weight_is_said(tied: bool) -> None:
     settings = FAMILIES["llama"].config.to_dict() | {"tie_word_embeddings": tied}

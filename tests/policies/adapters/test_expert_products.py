@@ -199,6 +199,25 @@ def test_a_gpu_without_a_kernel_for_all_experts_gets_a_line(has_them: bool) -> N
     assert notes[1:] == ([] if has_them else [line])
 
 
+@pytest.mark.parametrize(
+    ("targets", "rest"),
+    [
+        ("o_proj,gate_proj,up_proj,down_proj", "gate_up_proj"),
+        ("gate_up_proj", "down_proj"),
+        ("experts", ""),
+        ("all-linear", ""),
+        ("o_proj", ""),
+    ],
+)
+def test_experts_that_are_adapted_in_part_get_a_line(targets: str, rest: str) -> None:
+    """A dense model's names match layers of DeepSeek-V3's and shared experts, and one of the experts' two weights."""
+    device = DeviceFacts("cpu", 2**36, has_bf16=True)
+    lora = LoraConfig(target_modules=tuple(targets.split(",")), lora_dropout=0.0)
+    found = [note for note in target_notes(mixture("deepseek_v3"), lora, device) if "no adapter" in note]
+    expected = f"target_modules: {rest} of these experts gets no adapter, 0.0 million weights; name it too, or experts"
+    assert found == ([expected] if rest else [])
+
+
 def test_adapters_of_single_experts_are_trained_on_as_peft_converts_them(tmp_path: Path) -> None:
     """transformers 4 had a linear layer for each expert; gate and up are one now, of twice the rank."""
     sizes = {"gate_proj": (32, 24), "up_proj": (32, 24), "down_proj": (24, 32)}
