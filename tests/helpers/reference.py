@@ -23,7 +23,9 @@ from data.batches.packing import pack_best_fit
 from tests.helpers import random_documents
 from tests.helpers.processes import train_events
 
-GLOBAL_BATCH, CONTEXT_LENGTH, LR, SEED = 8, 96, 5e-3, 3
+GLOBAL_BATCH, CONTEXT_LENGTH, SEED = 8, 96, 3
+LR = 1e-3
+"""AdamW makes steps of this size out of the rounding of gradients near zero, which differs between processors."""
 TOLERANCE = 1e-5
 
 
