@@ -30,10 +30,10 @@ TOLERANCE = 1e-5
 
 
 def flags_for(
-    model: Path, output: Path, *, batching: str, num_steps: int, documents: str = "get_custom_dataset"
+    model: Path, output: Path, *, batching: str, num_steps: int, documents: str = "get_custom_dataset", lr: float = LR
 ) -> list[str]:
     """The reference's work; the caller says how it is cut into a global batch of 8 rows, and laid out."""
-    flags = ["--model_name", str(model), "--output_dir", str(output), "--seed", str(SEED), "--lr", str(LR)]
+    flags = ["--model_name", str(model), "--output_dir", str(output), "--seed", str(SEED), "--lr", str(lr)]
     flags += ["--dataset", f"{random_documents.__file__}:{documents}"]
     flags += ["--batching_strategy", batching, "--context_length", str(CONTEXT_LENGTH)]
     flags += ["--max_train_step", str(num_steps), "--num_epochs", "4", "--num_workers_dataloader", "0"]
