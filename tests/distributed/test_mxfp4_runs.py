@@ -12,12 +12,11 @@ from safetensors.torch import load_file
 from policies.weights.stored import SafetensorsTensors
 from tests.helpers.mxfp4_folder import dequantized_by_transformers, save_in_mxfp4
 from tests.helpers.processes import ProcessGroup, train_events
-from tests.helpers.reference import flags_for, lora_flags
+from tests.helpers.reference import FAST_LR, flags_for, lora_flags
 from tools.export import main as export
 from tools.generate import main as generate
 
 SHARDED = ("--enable_fsdp",)
-LR = 5e-3  # with which two steps learn something
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +51,7 @@ def test_it_trains_as_the_model_in_bf16_and_leaves_plain_weights(
 ) -> None:
     losses = {}
     for name, model in (("published", published), ("plain", plain)):
-        flags = flags_for(model, tmp_path / name, batching="padding", num_steps=2, lr=LR)
+        flags = flags_for(model, tmp_path / name, batching="padding", num_steps=2, lr=FAST_LR)
         flags += ["--global_batch_size", "8", "--batch_size_training", "2", "--run_validation", "False", *given]
         printed = process_group.train(flags, ranks)[0].stdout
         assert ("weights: 4 tensors in MXFP4, dequantized as they are read" in printed) == (name == "published")

@@ -18,6 +18,7 @@ from tests.helpers.made import Made
 from tests.helpers.pairwise import slow_but
 from tests.helpers.processes import ProcessGroup, read_metrics, train_events
 from tests.helpers.reference import (
+    FAST_LR,
     assert_agrees,
     flags_for,
     lora_flags,
@@ -222,7 +223,7 @@ def test_half_precision_stays_close(
 def longer_run(wider_model: Path, process_group: ProcessGroup, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Long enough for the loss to fall."""
     output = tmp_path_factory.mktemp("longer") / "run"
-    flags = flags_for(wider_model, output, batching="packing", num_steps=90)
+    flags = flags_for(wider_model, output, batching="packing", num_steps=90, lr=FAST_LR)
     flags += ["--batch_size_training", "8", *lora_flags(TARGETS), *FLAGS["fp4 double"], *SHARDED]
     process_group.train(flags, 1)  # which shards and gathers, too
     return output

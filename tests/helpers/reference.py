@@ -26,6 +26,7 @@ from tests.helpers.processes import train_events
 GLOBAL_BATCH, CONTEXT_LENGTH, SEED = 8, 96, 3
 LR = 1e-3
 """AdamW makes steps of this size out of the rounding of gradients near zero, which differs between processors."""
+FAST_LR = 5e-3  # with which a few steps learn something
 TOLERANCE = 1e-5
 
 
