@@ -63,6 +63,7 @@ def reference_run(
     documents: str = "get_custom_dataset",
     loss_of: Callable[[torch.Tensor, torch.Tensor, Mapping[str, Any]], torch.Tensor] = cross_entropy,
     noise_of: Callable[[torch.Tensor, int, int], torch.Tensor] | None = None,
+    lr: float = LR,
     lr_ratio: float = 1.0,
 ) -> list[tuple[float, float]]:
     """A plain loop: one document at a time, torch's own AdamW and clipping, nothing of the project's computing.
@@ -90,7 +91,7 @@ def reference_run(
     factors = [p for name, p in model.named_parameters() if p.requires_grad and "lora_B" in name and lr_ratio != 1]
     others = [parameter for parameter in parameters if all(parameter is not factor for factor in factors)]
     groups = [{"params": others, "of_lr": 1.0}, {"params": factors, "of_lr": lr_ratio}][: 1 + bool(factors)]
-    optimizer = torch.optim.AdamW(groups, lr=LR, weight_decay=0.0)
+    optimizer = torch.optim.AdamW(groups, lr=lr, weight_decay=0.0)
     examples = getattr(random_documents, documents)(None, None, "train")
     if batching == "packing":
         rows = pack_best_fit([len(document["input_ids"]) for document in examples], CONTEXT_LENGTH)
@@ -105,7 +106,7 @@ def reference_run(
     for step in range(num_steps):
         epoch, step_of_epoch = divmod(step, steps_per_epoch)
         for group in optimizer.param_groups:
-            group["lr"] = LR * 0.85**epoch * group.get("of_lr", 1.0)
+            group["lr"] = lr * 0.85**epoch * group.get("of_lr", 1.0)
         lengths = None if batching == "packing" else [len(document["input_ids"]) for document in examples]
         order = reference_order(len(rows), epoch, lengths)
         chosen = order[step_of_epoch * GLOBAL_BATCH :][:GLOBAL_BATCH]

@@ -22,7 +22,7 @@ from tests.helpers.families import FAMILIES, make_model, save_family
 from tests.helpers.made import Made
 from tests.helpers.pairwise import slow_but
 from tests.helpers.processes import ROOT, ProcessGroup, read_metrics, train_events
-from tests.helpers.reference import assert_agrees, flags_for, plain_eval_loss, reference_run
+from tests.helpers.reference import FAST_LR, assert_agrees, flags_for, plain_eval_loss, reference_run
 from tests.helpers.resuming import as_if_killed_after, assert_bit_equal
 from tools.export import main as export_main
 from utils.errors import ConfigError
@@ -41,7 +41,7 @@ OWN = {"rslora": "lora_", "dora": "lora_", "llama_adapter": "adaption_", "prefix
 
 def flags_of(model: Path, output: Path, adapter: str, *, ranks: int, again: Path | None = None) -> list[str]:
     """Eight rows a step. again: an adapter's folder, to train on from."""
-    flags = flags_for(model, output, batching=batching_of(adapter), num_steps=NUM_STEPS)
+    flags = flags_for(model, output, batching=batching_of(adapter), num_steps=NUM_STEPS, lr=FAST_LR)
     flags += ["--batch_size_training", "2", "--gradient_accumulation_steps", str(4 // ranks), "--use_peft"]
     if again is None:
         return flags + ADAPTERS[adapter][0]
@@ -85,7 +85,7 @@ def load_plain(folder: Path, base: Path) -> Any:
 @pytest.mark.parametrize("adapter", EACH)
 def test_every_layout_trains_as_a_plain_loop_with_peft(adapter: str, runs: Made, model_folder: Path) -> None:
     batching, settings = batching_of(adapter), ADAPTERS[adapter][1]()
-    reference = reference_run(model_folder, batching=batching, num_steps=NUM_STEPS, adapter=settings)
+    reference = reference_run(model_folder, batching=batching, num_steps=NUM_STEPS, adapter=settings, lr=FAST_LR)
     single = [event["loss"] for event in train_events(runs[adapter, "SINGLE"])]
     for layout in LAYOUTS:
         assert_agrees(runs[adapter, layout], reference)
@@ -233,7 +233,8 @@ def test_so_do_other_families(
         flags[flags.index("--lora_config.target_modules") + 1] = ",".join(FAMILIES[family].lora_targets)
     process_group.train(flags, 2)
     batching = batching_of(adapter)
-    assert_agrees(tmp_path / "run", reference_run(folder, batching=batching, num_steps=NUM_STEPS, adapter=settings))
+    reference = reference_run(folder, batching=batching, num_steps=NUM_STEPS, adapter=settings, lr=FAST_LR)
+    assert_agrees(tmp_path / "run", reference)
     loss = plain_eval_loss(load_plain(tmp_path / "run/adapter", folder))
     assert loss == pytest.approx(eval_losses(tmp_path / "run")[-1], rel=1e-5)
 
