@@ -14,6 +14,7 @@ from typing import NamedTuple
 import pytest
 import yaml
 
+from planning.cost.network_waits import MUCH
 from tests.helpers import hosts
 from tests.helpers.hosts import Host, HostProcess, made_hosts, wait_for
 from tests.helpers.processes import ROOT, SHORT_GRACE, ProcessGroup, read_metrics, train_events
@@ -287,21 +288,24 @@ def test_a_run_says_that_its_steps_wait_for_the_network(tmp_path: Path) -> None:
         (tmp_path / "is-limited").touch()
         assert [process.wait(LIMIT_SECONDS) for process in started] == [0, 0], log.read_text()
 
-    def measured(run: str) -> tuple[list[float], list[float]]:
-        """Seconds of the steps that were measured, and what they waited of these."""
+    def measured(run: str) -> tuple[float, float]:
+        """Seconds of a step that was measured, and the fraction of them that it waited (medians)."""
         events = read_metrics(tmp_path / run)
         waited = {event["step"]: event["exposed_seconds"] for event in events if event["event"] == "communication"}
-        return [e["step_seconds"] for e in events if e["event"] == "train" and e["step"] in waited], [*waited.values()]
+        steps = {e["step"]: e["step_seconds"] for e in events if e["event"] == "train" and e["step"] in waited}
+        return statistics.median(steps.values()), statistics.median(waited[step] / steps[step] for step in steps)
 
-    step, waited = map(statistics.median, measured("limited"))
-    free = min(event["step_seconds"] for event in train_events(tmp_path / "free"))
-    assert waited / step == pytest.approx((step - free) / step, abs=0.1)
-    copies_step, copies_waited = map(statistics.median, measured("copies"))
+    step, share = measured("limited")
+    fastest = min(event["step_seconds"] for event in train_events(tmp_path / "free"))
+    assert share == pytest.approx((step - fastest) / step, abs=0.1)
+    copies_step, copies_share = measured("copies")
+    _, free_share = measured("free")
     lines = re.findall(r"communication: .*", log.read_text(), re.MULTILINE)
     said = re.findall(r"waits (\d+) % .* each rank sends ([\d.]+) Gbit/s", "\n".join(lines))
-    assert len(said) == 2, "nothing is said of the run whose network was not limited"
-    for (share, gigabits), found in zip(said, (waited / step, copies_waited / copies_step), strict=True):
-        assert float(share) == pytest.approx(100 * found, abs=2)
+    # A host that is busy with other work delays the ranks of the first run, too: by its own figures, that is said.
+    assert len(said) == 2 + (free_share > MUCH), "a line is missing, or of a run that hardly waited"
+    for (percent, gigabits), found in zip(said[-2:], (share, copies_share), strict=True):
+        assert float(percent) == pytest.approx(100 * found, abs=2)
         assert 1e3 * float(gigabits) == pytest.approx(megabits_per_second, rel=0.2)
     advised = [line for line in lines if "would communicate" in line]
     (foreseen,) = re.findall(r"--sharding_strategy NO_SHARD .* about ([\d.]+) s a step", "\n".join(advised))
