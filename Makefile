@@ -7,10 +7,11 @@
 # make test-float8  those of --float8 that need torchao, which is installed beside .venv: transformers imports it, slowly
 # make test-cluster  real Slurm, and pods in network namespaces; what they need is installed by apt
 # make audit      asks PyPI's advisories about every installed package
-# Each makes .venv and installs what it needs, once. WORKERS=1 runs the tests one after the other.
+# Each makes .venv and installs what it needs, once. WORKERS=1 runs the tests one after the other; three keep two cores busy,
+# since many tests wait: for launchers, for ranks to end, for one that hangs.
 
 PYTHON ?= python3
-WORKERS ?= 2
+WORKERS ?= 3
 VENV := .venv
 LOWEST := .venv-lowest
 FLOAT8 := .venv-float8
