@@ -29,6 +29,7 @@ _TEXTS = ("txt", "text", "caption")
 _NAMED = ("image", "images")  # keys of a row that may name its members
 _MOST_REMEMBERED = 100_000  # samples
 _BLOCK = 512  # bytes: members begin at multiples of it
+_READ_BYTES = 1 << 20
 
 
 class _Member(NamedTuple):
@@ -124,14 +125,33 @@ def _members(file: Path, stream: IO[bytes], position: int) -> Iterator[_Member]:
                     key = str(path.parent / stem)
                     yield _Member(info.name, key, kind.lower(), info.offset, info.offset_data, info.size)
                 vars(archive)["members"] = []  # it keeps each, and there may be millions
-        stream.seek(end)
-        if stream.read(_BLOCK).strip(b"\0"):  # tarfile takes half a header for the end
-            raise tarfile.ReadError("it was cut off")
+        _check_end(file, stream, end)
     except tarfile.TarError as error:
         raise ConfigError(
             f"{file} is no tar archive that can be read ({in_one_line(error)}); unpack compressed ones, and write "
             "others again"
         ) from error
+
+
+def _check_end(file: Path, stream: IO[bytes], end: int) -> None:
+    """Look for the zeros that end an archive: tarfile also takes half a header, or no more bytes, for its end.
+
+    Args:
+        end: the first byte behind the last member.
+
+    Raises:
+        tarfile.ReadError: if they are missing. ConfigError: if something follows them.
+    """
+    stream.seek(end)
+    block = stream.read(_BLOCK)
+    if not block or block.strip(b"\0"):
+        raise tarfile.ReadError("it was cut off")
+    while block := stream.read(_READ_BYTES):
+        if block.strip(b"\0"):
+            raise ConfigError(
+                f"{file}: more follows where the archive ends, as where cat joined archives; give them one by one, "
+                "or join them by tar --concatenate"
+            )
 
 
 def _row(file: Path, stream: IO[bytes], sample: list[_Member]) -> RowText:

@@ -89,10 +89,20 @@ def test_what_is_no_archive_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"a.tar is no tar archive that can be read"):
         list(tar_rows(file))
     whole = many(tmp_path / "b.tar", 9).read_bytes()
-    for size in (2 * 512 + 100, 3 * 512 + 1, 3 * 512 + 400):  # in a row's contents, and in the header after it
+    # In a row's contents, in the header after it, and between two members.
+    for size in (2 * 512 + 100, 3 * 512 + 1, 3 * 512 + 400, 3 * 512):
         file.write_bytes(whole[:size])
         with pytest.raises(ConfigError, match=r"a.tar is no tar archive that can be read"):
             list(tar_rows(file))
+
+
+def test_what_follows_an_archive_is_not_passed_over(tmp_path: Path) -> None:
+    """`cat a.tar b.tar` is no archive of all rows: tar itself reads the first one only."""
+    one = many(tmp_path / "one.tar", 3).read_bytes()
+    file = tmp_path / "both.tar"
+    file.write_bytes(one + one)
+    with pytest.raises(ConfigError, match=r"both.tar: more follows where the archive ends, .*tar --concatenate"):
+        list(tar_rows(file))
 
 
 @pytest.mark.parametrize("names", [("a.json", "b.json", "a.jpg", "b.jpg"), ("a.jpg", "b.jpg", "a.txt", "b.txt")])
