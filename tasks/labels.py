@@ -22,6 +22,7 @@ ProblemType = Literal["single_label_classification", "multi_label_classification
 
 MOST_CLASSES = 10_000  # more are numbers, or texts, that were taken for classes
 _NUM_NAMED = 8  # classes in a message
+_LARGEST = float(np.finfo(np.float32).max)
 
 
 @dataclass(frozen=True)
@@ -149,7 +150,7 @@ def _problem_type(values: Collection[Any]) -> ProblemType:
 def _number(value: Any) -> float | None:
     try:
         number = None if isinstance(value, bool | list) else float(value)
-    except ValueError:
+    except (ValueError, OverflowError):  # a whole number may be larger than any float
         return None
     return number if number is None or np.isfinite(number) else None
 
@@ -231,6 +232,8 @@ def _to_numbers(value: Any, labels: Labels, number_of: Mapping[str, int]) -> np.
             raise ValueError(
                 f"label {value!r} is no number; give --problem_type single_label_classification if it is a class"
             )
+        if abs(number) > _LARGEST:
+            raise ValueError(f"label {value!r} is larger than fp32 holds; divide all labels by one number")
         return np.array([number], dtype=np.float32).view(np.int32)
     if isinstance(value, list) and labels.problem_type == "single_label_classification":
         raise ValueError(f"label {value!r} is a list; give --problem_type multi_label_classification")
@@ -267,7 +270,7 @@ def weights_of_classes(asked: Sequence[str], labels: Labels, count: Callable[[],
             f"{', '.join(labels.names[:_NUM_NAMED])}"
         )
     weights = {name: _number(weight) for name, weight in given.items()}
-    if wrong := next((name for name, weight in weights.items() if weight is None or weight < 0), None):
+    if wrong := next((name for name, weight in weights.items() if weight is None or not 0 <= weight <= _LARGEST), None):
         raise ConfigError(f"--class_weights: {given[wrong]} of {wrong} is no weight; give a number from 0 on")
     if len(given) < len(asked):
         raise ConfigError(f"--class_weights: {', '.join(asked)} gives a class two weights; leave one of them out")

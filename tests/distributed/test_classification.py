@@ -270,3 +270,13 @@ def test_the_documented_command_is_planned_and_trains(
     config = json.loads((tmp_path / "run/model/config.json").read_text())
     assert config["id2label"] == {"0": "glad", "1": "sad"}
     assert config["problem_type"] == "single_label_classification"
+
+
+def test_a_run_without_a_figure_to_be_the_best_by_says_so_when_it_ends_early(
+    folder: Path, tmp_path: Path, process_group: ProcessGroup
+) -> None:
+    write_rows(tmp_path / "rows", labeled_texts.numbers, 8, 1)  # one text has no correlation
+    flags = flags_of(folder, "llama", "numbers", tmp_path / "run", "--best_metric", "correlation")
+    flags[flags.index("--classification_dataset.data_path") + 1] = str(tmp_path / "rows")
+    (outcome,) = process_group.train([*flags, "--early_stopping_patience", "2"], 1)
+    assert "ended after step 2 of 3: 2 evaluations in a row had no correlation that could be the best" in outcome.stdout

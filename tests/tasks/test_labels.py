@@ -112,6 +112,8 @@ def test_a_classifier_keeps_the_order_of_its_classes() -> None:
         ([["a"], [["b"]]], [], None, "row 2: label is a list of lists"),
         ([[1, 0], [1, 1]], [], None, "row 2: label names 1 twice; a list has the classes of its text"),
         (["a", "1.5"], [], "regression", r"dataset \(train\), row 1: label 'a' is no number"),
+        ([0.5, 10**400, 1.5], [], None, r"dataset \(train\), row 2: label 1000.* is no number"),
+        ([0.5, 1.5], [-1e39], None, r"dataset \(validation\), row 1: label -1e\+39 is larger than fp32 holds"),
         ([["a"], ["b"]], [], "single_label_classification", r"row 1: label \['a'\] is a list"),
         ([*range(10_001)], [], None, "--problem_type: the training data have 10,001 labels"),
     ],
@@ -142,6 +144,7 @@ def test_weights_of_classes() -> None:
     for given, said in (
         (("d=1",), "d is no class"),
         (("a=x",), "x of a is no weight"),
+        (("a=1e39",), "1e39 of a is no weight"),
         (("a",), "a is no class"),
         (("a=1", "a=2"), "a=1, a=2 gives a class two weights"),
         (("a=0", "b=0", "c=0"), "all are 0"),
