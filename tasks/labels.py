@@ -37,7 +37,8 @@ class Labels:
             return "a number of each text (regression)"
         shown = ", ".join(self.names[:_NUM_NAMED]) + (", ..." if len(self.names) > _NUM_NAMED else "")
         several = ", several of each text" if self.problem_type == "multi_label_classification" else ""
-        return f"{len(self.names):,} classes{several}: {shown}"
+        noun = "class" if len(self.names) == 1 else "classes"
+        return f"{len(self.names):,} {noun}{several}: {shown}"
 
     def check_saved(self, model_config: PreTrainedConfig) -> None:
         """Check that they are those of the adapter that is trained on, whose head has an output for each.
@@ -261,7 +262,8 @@ def weights_of_classes(asked: Sequence[str], labels: Labels, count: Callable[[],
         raise ConfigError("--class_weights: the labels are numbers, and not classes; leave it out")
     if tuple(asked) == ("balanced",):
         counts = count()
-        return tuple(float(counts.sum() / (len(counts) * max(1, number))) for number in counts)
+        num_there = np.count_nonzero(counts)  # a classifier may know classes that these data do not have
+        return tuple(float(counts.sum() / (num_there * number)) if number else 1.0 for number in counts)
     given = dict(part.rpartition("=")[::2] for part in asked)
     if (unknown := next((name for name in given if name not in labels.names), None)) is not None:
         shown = unknown or asked[0]

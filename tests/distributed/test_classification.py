@@ -280,3 +280,17 @@ def test_a_run_without_a_figure_to_be_the_best_by_says_so_when_it_ends_early(
     flags[flags.index("--classification_dataset.data_path") + 1] = str(tmp_path / "rows")
     (outcome,) = process_group.train([*flags, "--early_stopping_patience", "2"], 1)
     assert "ended after step 2 of 3: 2 evaluations in a row had no correlation that could be the best" in outcome.stdout
+
+
+def test_a_run_is_not_resumed_with_other_names_of_classes(
+    folder: Path, tmp_path: Path, process_group: ProcessGroup
+) -> None:
+    write_rows(tmp_path / "rows", labeled_texts.classes, NUM_TEXTS, 7)
+    flags = flags_of(folder, "llama", "classes", tmp_path / "run", "--classification_dataset.data_path")
+    flags = [*flags, str(tmp_path / "rows"), "--resume", "auto", "--max_train_step"]
+    process_group.train([*flags, "1"], 1)
+    for file in (tmp_path / "rows").iterdir():
+        file.write_text(file.read_text().replace('"glad"', '"good"'))
+    (outcome,) = process_group.run([*flags, "2"], 1)
+    assert outcome.status == 2
+    assert "would change the result: the training data: other classes; give what was given there" in outcome.stderr

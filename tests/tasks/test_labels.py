@@ -140,6 +140,7 @@ def test_weights_of_classes() -> None:
     count = lambda: np.array([1, 2, 3])  # noqa: E731
     assert weights_of_classes((), labels, count) == ()
     assert weights_of_classes(("balanced",), labels, count) == (2.0, 1.0, pytest.approx(2 / 3))
+    assert weights_of_classes(("balanced",), labels, lambda: np.array([6, 0, 2])) == (pytest.approx(2 / 3), 1.0, 2.0)
     assert weights_of_classes(("c=3", "a=0"), labels, count) == (0.0, 1.0, 3.0)
     for given, said in (
         (("d=1",), "d is no class"),
