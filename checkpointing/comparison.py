@@ -99,6 +99,8 @@ def check_same(
     if "train_config.context_length" in differences:  # which says it
         compared.pop("row_length", None)
     differences |= {name: _METADATA[name] for name, both in compared.items() if _is_another(name, *both)}
+    if "model_config" in differences and _has_other_classes_alone(*compared["model_config"]):
+        differences["model_config"] = "the training data: other classes"
     if packed := _packed_otherwise(metadata.get("packed_weights"), checkpoint.values.get("packed_weights", _UNSAID)):
         differences["packed_weights"] = packed
     texts = list(dict.fromkeys(differences.values()))  # once for a field of two sections, which has one flag
@@ -164,6 +166,12 @@ def _is_another(name: str, now: Any, there: Any) -> bool:
         not_compared = {"dtype": None, "eos_token_id": None}
         now, there = now | not_compared, there | not_compared
     return bool(now != there)
+
+
+def _has_other_classes_alone(now: Mapping[str, Any], there: Mapping[str, Any]) -> bool:
+    """Whether two config.json differ in what the labels of the data decide, and in nothing else."""
+    of_labels = dict.fromkeys(("id2label", "label2id", "problem_type"))
+    return not _is_another("model_config", {**now, **of_labels}, {**there, **of_labels})
 
 
 def _packed_otherwise(now: Mapping[str, int] | None, there: Mapping[str, int] | None) -> str:

@@ -128,10 +128,10 @@ def _convert(raw: str | list[str], kind: Any) -> Any:
 
 
 def _first_that_fits(raw: str, kinds: tuple[Any, ...]) -> Any:
-    for kind in kinds[:-1]:
+    for kind in kinds:
         with suppress(ValueError):
             return _convert(raw, kind)
-    return _convert(raw, kinds[-1])
+    raise ValueError(f"{raw!r} is not {' or '.join(map(expected, kinds))}")
 
 
 def _choice(raw: str, allowed: tuple[Any, ...]) -> Any:

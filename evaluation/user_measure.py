@@ -66,7 +66,7 @@ class UserMeasure(Measure):
             raise ConfigError(f"{FLAG}: {self._place} failed on an answer ({_told(error)}); mend it") from error
         figures = dict(found) if isinstance(found, Mapping) else {self._name: found}
         for name, value in figures.items():
-            if not isinstance(name, str) or not isinstance(value, Real) or not math.isfinite(value):
+            if not isinstance(name, str) or not _is_finite(value):
                 raise ConfigError(
                     f"{FLAG}: {self._place} returned {value!r} for {name!r}; return a finite number, or a dict of them"
                 )
@@ -85,6 +85,13 @@ class UserMeasure(Measure):
                 if name not in self._others:
                     found.setdefault(name, []).append(figure)
         return {name: math.fsum(values) / len(values) for name, values in found.items()}
+
+
+def _is_finite(value: object) -> bool:
+    try:
+        return isinstance(value, Real) and math.isfinite(value)
+    except OverflowError:  # a whole number that is larger than any float
+        return False
 
 
 def _told(error: Exception) -> str:

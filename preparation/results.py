@@ -242,10 +242,13 @@ def _show_end(job: Job, status: str) -> None:
     """Print plan against measurement, remedies for waits between ranks, and the closing table."""
     reporter, state = job.reporter, job.state
     if status == "finished" and stopped_improving(job):
-        reporter.say(
-            f"early_stopping_patience: ended after step {state.step} of {job.num_steps}: "
-            f"{plural(state.evals_since_best, 'evaluation')} in a row were no better than step {state.best_step}'s"
+        in_a_row = f"{plural(state.evals_since_best, 'evaluation')} in a row"
+        why = (
+            f"were no better than step {state.best_step}'s"
+            if state.best_step
+            else f"had no {job.config.train_config.best_metric} that could be the best"
         )
+        reporter.say(f"early_stopping_patience: ended after step {state.step} of {job.num_steps}: {in_a_row} {why}")
     if has_diverged(state.first_losses, state.last_losses):
         reporter.say(f"warning: {_divergence(job)}")
     reporter.say(*job.advice)

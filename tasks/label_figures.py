@@ -14,19 +14,20 @@ FIGURES_OF_NUMBERS = {"mse": False, "correlation": True}
 
 def sums_of_classes(scores: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
     """fp64 [1 + 3 x classes]: texts that are all right, then for each class those that are found and right, those that
-    are found, and those that are of it.
+    are found, and those that are of it. A text whose scores are NaN is not right, and found to be of no class.
 
     Args:
         scores: fp64 [samples, classes].
         wanted: int64 [samples], the class; or [samples, classes], 1 where a text is of a class, which is found if its
             score is above 0, a probability of one half.
     """
+    has_scores = ~scores.isnan().any(-1)
     if wanted.dtype == torch.int64:
         of_class = torch.nn.functional.one_hot(wanted, scores.shape[1]).double()
-        found = torch.nn.functional.one_hot(scores.argmax(-1), scores.shape[1]).double()
+        found = torch.nn.functional.one_hot(scores.argmax(-1), scores.shape[1]) * has_scores[:, None].double()
     else:
-        of_class, found = wanted.double(), (scores > 0).double()
-    is_right = (of_class == found).all(-1).double().sum()
+        of_class, found = wanted.double(), ((scores > 0) & has_scores[:, None]).double()
+    is_right = ((of_class == found).all(-1) & has_scores).double().sum()
     return torch.cat([is_right[None], (of_class * found).sum(0), found.sum(0), of_class.sum(0)])
 
 

@@ -22,6 +22,7 @@ ProblemType = Literal["single_label_classification", "multi_label_classification
 
 MOST_CLASSES = 10_000  # more are numbers, or texts, that were taken for classes
 _NUM_NAMED = 8  # classes in a message
+_LARGEST = float(np.finfo(np.float32).max)
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,8 @@ class Labels:
             return "a number of each text (regression)"
         shown = ", ".join(self.names[:_NUM_NAMED]) + (", ..." if len(self.names) > _NUM_NAMED else "")
         several = ", several of each text" if self.problem_type == "multi_label_classification" else ""
-        return f"{len(self.names):,} classes{several}: {shown}"
+        noun = "class" if len(self.names) == 1 else "classes"
+        return f"{len(self.names):,} {noun}{several}: {shown}"
 
     def check_saved(self, model_config: PreTrainedConfig) -> None:
         """Check that they are those of the adapter that is trained on, whose head has an output for each.
@@ -149,7 +151,7 @@ def _problem_type(values: Collection[Any]) -> ProblemType:
 def _number(value: Any) -> float | None:
     try:
         number = None if isinstance(value, bool | list) else float(value)
-    except ValueError:
+    except (ValueError, OverflowError):  # a whole number may be larger than any float
         return None
     return number if number is None or np.isfinite(number) else None
 
@@ -231,6 +233,8 @@ def _to_numbers(value: Any, labels: Labels, number_of: Mapping[str, int]) -> np.
             raise ValueError(
                 f"label {value!r} is no number; give --problem_type single_label_classification if it is a class"
             )
+        if abs(number) > _LARGEST:
+            raise ValueError(f"label {value!r} is larger than fp32 holds; divide all labels by one number")
         return np.array([number], dtype=np.float32).view(np.int32)
     if isinstance(value, list) and labels.problem_type == "single_label_classification":
         raise ValueError(f"label {value!r} is a list; give --problem_type multi_label_classification")
@@ -258,7 +262,8 @@ def weights_of_classes(asked: Sequence[str], labels: Labels, count: Callable[[],
         raise ConfigError("--class_weights: the labels are numbers, and not classes; leave it out")
     if tuple(asked) == ("balanced",):
         counts = count()
-        return tuple(float(counts.sum() / (len(counts) * max(1, number))) for number in counts)
+        num_there = np.count_nonzero(counts)  # a classifier may know classes that these data do not have
+        return tuple(float(counts.sum() / (num_there * number)) if number else 1.0 for number in counts)
     given = dict(part.rpartition("=")[::2] for part in asked)
     if (unknown := next((name for name in given if name not in labels.names), None)) is not None:
         shown = unknown or asked[0]
@@ -267,7 +272,7 @@ def weights_of_classes(asked: Sequence[str], labels: Labels, count: Callable[[],
             f"{', '.join(labels.names[:_NUM_NAMED])}"
         )
     weights = {name: _number(weight) for name, weight in given.items()}
-    if wrong := next((name for name, weight in weights.items() if weight is None or weight < 0), None):
+    if wrong := next((name for name, weight in weights.items() if weight is None or not 0 <= weight <= _LARGEST), None):
         raise ConfigError(f"--class_weights: {given[wrong]} of {wrong} is no weight; give a number from 0 on")
     if len(given) < len(asked):
         raise ConfigError(f"--class_weights: {', '.join(asked)} gives a class two weights; leave one of them out")

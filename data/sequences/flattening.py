@@ -14,7 +14,15 @@ import numpy as np
 import pyarrow as pa
 
 from data.sequences.prepared_rows import is_prepared, plain_row
-from data.sequences.token_columns import SAMPLE_WEIGHT, TEACHER, WEIGHTS, TokenArrays, end_to_end, token_arrays
+from data.sequences.token_columns import (
+    SAMPLE_WEIGHT,
+    TEACHER,
+    WEIGHTS,
+    TokenArrays,
+    check_probabilities,
+    end_to_end,
+    token_arrays,
+)
 from data.sequences.token_lists import LIMITS, whole_numbers, zeros_and_ones
 from data.sequences.tokenized import COUNT_COLUMNS, Sequences
 from data.tokens.spans import BadExample
@@ -183,8 +191,10 @@ def _read_row(row: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray, list[int]
         ids, targets = ids[kept], targets[kept]
         arrays = {name: values[kept] for name, values in arrays.items()}
     if row.get("sample_lengths") is None:
+        check_probabilities(arrays, targets, [len(ids)])
         return ids, targets, [len(ids)], arrays
     lengths = whole_numbers("sample_lengths", row["sample_lengths"])
     if lengths.sum(dtype=np.int64) != len(ids) or (lengths < 0).any():
         raise BadExample(f"sample_lengths add up to {lengths.sum()}, and the row has {len(ids)} tokens")
+    check_probabilities(arrays, targets, lengths.tolist())
     return ids, targets, lengths.tolist(), arrays

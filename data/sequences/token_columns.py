@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from data.tokens.labels import IGNORE_INDEX
 from data.tokens.spans import BadExample
 
 SAMPLE_WEIGHT = "sample_weight"
@@ -25,18 +26,22 @@ OF_TARGETS = ("target_weights", "teacher_ids", "teacher_logprobs")
 TokenArrays = Mapping[str, np.ndarray]
 """By column: fp32 [tokens], or of a teacher int32 and fp32 [tokens, k]."""
 
+_LARGEST = float(np.finfo(np.float32).max)
+_MOST_IDS = 2**24  # whole numbers below are exact in fp32
+_MOST_SUM = 1.01  # of a token's probabilities, which may be rounded to half precision
+
 
 def weight_of(column: str, value: Any) -> float:
     """The weight of a row.
 
     Raises:
-        BadExample: if it is no number, or below 0.
+        BadExample: if it is no number that fp32 holds, or below 0.
     """
     try:
         weight = float("nan") if isinstance(value, bool) else float(value)  # CSV files hold texts
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         weight = float("nan")
-    if not 0 <= weight < float("inf"):
+    if not 0 <= weight <= _LARGEST:
         raise BadExample(f"column {column} holds {value!r}, and a weight is a number of at least 0")
     return weight
 
@@ -59,20 +64,43 @@ def token_arrays(row: Mapping[str, Any], num_tokens: int) -> dict[str, np.ndarra
         raise BadExample(f"columns {TEACHER_IDS} and {TEACHER_LOGPROBS} belong together")
     if row.get(TEACHER_IDS) is not None:
         ids, logprobs = (_numbers(name, row[name], num_tokens, 2) for name in TEACHER)
-        if ids.shape != logprobs.shape or (ids != ids.round()).any() or (ids < 0).any() or (logprobs > 1e-3).any():
+        are_ids = bool(((ids == ids.round()) & (ids >= 0) & (ids < _MOST_IDS)).all())
+        if ids.shape != logprobs.shape or not ids.shape[1] or not are_ids or (logprobs > 1e-3).any():
             raise BadExample(
                 f"columns {TEACHER_IDS} and {TEACHER_LOGPROBS} need as many ids as logarithms of probabilities for "
-                "each token"
+                "each token, one at least"
             )
         found |= {TEACHER_IDS: ids.astype(np.int32), TEACHER_LOGPROBS: logprobs}
     return found
 
 
+def check_probabilities(arrays: TokenArrays, labels: np.ndarray, lengths: Sequence[int]) -> None:
+    """Check that a teacher's probabilities are no more than 1 in all, where they are read: at label tokens.
+
+    Args:
+        lengths: of the sequences in the row, whose first tokens have nothing that could predict them.
+
+    Raises:
+        BadExample: if they are more.
+    """
+    if TEACHER_LOGPROBS not in arrays:
+        return
+    is_read = labels != IGNORE_INDEX
+    is_read[np.cumsum([0, *lengths])[:-1][np.asarray(lengths) > 0]] = False
+    sums = np.exp(arrays[TEACHER_LOGPROBS][is_read]).sum(axis=1)
+    if (sums > _MOST_SUM).any():
+        raise BadExample(
+            f"column {TEACHER_LOGPROBS} has probabilities that add up to {sums.max():.3g} at a token; give logarithms "
+            "of a softmax over the whole vocabulary, not logits, and each id once"
+        )
+
+
 def _numbers(column: str, values: Any, num_tokens: int, num_dims: int) -> np.ndarray:
     """fp32, since token ids below 2^24 are exact in it."""
     try:
-        array = np.asarray(values if isinstance(values, np.ndarray) else [*values], dtype=np.float32)
-    except (TypeError, ValueError) as error:
+        with np.errstate(over="ignore"):  # infinite, and refused below
+            array = np.asarray(values if isinstance(values, np.ndarray) else [*values], dtype=np.float32)
+    except (TypeError, ValueError, OverflowError) as error:
         raise BadExample(f"column {column} is not a list of numbers") from error
     if array.ndim != num_dims or len(array) != num_tokens or not np.isfinite(array).all():
         what = "a number" if num_dims == 1 else "a list of equally many numbers"

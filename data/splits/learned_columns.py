@@ -60,5 +60,7 @@ def _is_number(value: Any) -> bool:
         return False
     try:
         return float(value) == float(value)  # and no NaN, pandas' empty cell
+    except OverflowError:  # a whole number that is larger than any float
+        return True
     except (TypeError, ValueError):
         return False

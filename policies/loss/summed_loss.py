@@ -203,8 +203,9 @@ def _figures(
 ) -> torch.Tensor:
     """Sums over the targets of a chunk, fp64 [3]: the loss, how many are most likely, and entropies in nats."""
     is_label = wanted.ids != IGNORE_INDEX
-    num_right = (logits.argmax(-1) == wanted.ids).sum()  # no label is -100
     entropies = torch.special.entr(logits.float().softmax(-1)).sum(-1)
+    # No label is -100. The largest of NaNs would be token 0.
+    num_right = ((logits.argmax(-1) == wanted.ids) & entropies.isfinite()).sum()
     return torch.stack([loss_of(logits, wanted).double(), num_right.double(), (entropies * is_label).sum().double()])
 
 

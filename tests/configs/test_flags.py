@@ -295,6 +295,8 @@ def test_numbers_arrive_as_they_were_typed(integer, number):
         ("--lora_dropout 1 --use_peft", "--lora_dropout: 1.0 is too large; give less than 1"),
         ("--gamma 1.5", "--gamma: 1.5 is too large; give 1 or less"),
         ("--enable_fsdp maybe", "--enable_fsdp: 'maybe' is not True or False"),
+        ("--activation_offloading maybe", "--activation_offloading: 'maybe' is not auto or True or False"),
+        ("--tile_tokens some", "--tile_tokens: 'some' is not a whole number or auto"),
         ("--target_modules a,,b", "--target_modules: an entry of the list is empty; write it like a,b"),
         (
             "--scheduler linea",

@@ -270,3 +270,27 @@ def test_the_documented_command_is_planned_and_trains(
     config = json.loads((tmp_path / "run/model/config.json").read_text())
     assert config["id2label"] == {"0": "glad", "1": "sad"}
     assert config["problem_type"] == "single_label_classification"
+
+
+def test_a_run_without_a_figure_to_be_the_best_by_says_so_when_it_ends_early(
+    folder: Path, tmp_path: Path, process_group: ProcessGroup
+) -> None:
+    write_rows(tmp_path / "rows", labeled_texts.numbers, 8, 1)  # one text has no correlation
+    flags = flags_of(folder, "llama", "numbers", tmp_path / "run", "--best_metric", "correlation")
+    flags[flags.index("--classification_dataset.data_path") + 1] = str(tmp_path / "rows")
+    (outcome,) = process_group.train([*flags, "--early_stopping_patience", "2"], 1)
+    assert "ended after step 2 of 3: 2 evaluations in a row had no correlation that could be the best" in outcome.stdout
+
+
+def test_a_run_is_not_resumed_with_other_names_of_classes(
+    folder: Path, tmp_path: Path, process_group: ProcessGroup
+) -> None:
+    write_rows(tmp_path / "rows", labeled_texts.classes, NUM_TEXTS, 7)
+    flags = flags_of(folder, "llama", "classes", tmp_path / "run", "--classification_dataset.data_path")
+    flags = [*flags, str(tmp_path / "rows"), "--resume", "auto", "--max_train_step"]
+    process_group.train([*flags, "1"], 1)
+    for file in (tmp_path / "rows").iterdir():
+        file.write_text(file.read_text().replace('"glad"', '"good"'))
+    (outcome,) = process_group.run([*flags, "2"], 1)
+    assert outcome.status == 2
+    assert "would change the result: the training data: other classes; give what was given there" in outcome.stderr

@@ -147,6 +147,9 @@ def fails(prompt, reference, answer):
 def no_number(prompt, reference, answer):
     return "good"
 
+def huge(prompt, reference, answer):
+    return 10**400
+
 def taken(prompt, reference, answer):
     return {"rougeL": 1}
 
@@ -180,6 +183,7 @@ def test_a_function_of_the_user_gives_numbers_by_name(functions: Path) -> None:
     [
         ("fails", "fails failed on an answer .IndexError"),
         ("no_number", "returned 'good' for 'no_number'; return a finite number"),
+        ("huge", "returned 1000* for 'huge'; return a finite number"),
         ("taken", "rougeL of .* is a figure of another measure"),
         ("loss", "loss of .* is a figure of another measure, or a column of metrics.jsonl"),
         ("absent", "has no function absent"),

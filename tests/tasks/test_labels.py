@@ -112,6 +112,8 @@ def test_a_classifier_keeps_the_order_of_its_classes() -> None:
         ([["a"], [["b"]]], [], None, "row 2: label is a list of lists"),
         ([[1, 0], [1, 1]], [], None, "row 2: label names 1 twice; a list has the classes of its text"),
         (["a", "1.5"], [], "regression", r"dataset \(train\), row 1: label 'a' is no number"),
+        ([0.5, 10**400, 1.5], [], None, r"dataset \(train\), row 2: label 1000.* is no number"),
+        ([0.5, 1.5], [-1e39], None, r"dataset \(validation\), row 1: label -1e\+39 is larger than fp32 holds"),
         ([["a"], ["b"]], [], "single_label_classification", r"row 1: label \['a'\] is a list"),
         ([*range(10_001)], [], None, "--problem_type: the training data have 10,001 labels"),
     ],
@@ -138,10 +140,12 @@ def test_weights_of_classes() -> None:
     count = lambda: np.array([1, 2, 3])  # noqa: E731
     assert weights_of_classes((), labels, count) == ()
     assert weights_of_classes(("balanced",), labels, count) == (2.0, 1.0, pytest.approx(2 / 3))
+    assert weights_of_classes(("balanced",), labels, lambda: np.array([6, 0, 2])) == (pytest.approx(2 / 3), 1.0, 2.0)
     assert weights_of_classes(("c=3", "a=0"), labels, count) == (0.0, 1.0, 3.0)
     for given, said in (
         (("d=1",), "d is no class"),
         (("a=x",), "x of a is no weight"),
+        (("a=1e39",), "1e39 of a is no weight"),
         (("a",), "a is no class"),
         (("a=1", "a=2"), "a=1, a=2 gives a class two weights"),
         (("a=0", "b=0", "c=0"), "all are 0"),

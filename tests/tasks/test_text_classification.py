@@ -170,6 +170,13 @@ def test_figures_of_several_classes() -> None:
     assert found == {"accuracy": pytest.approx(1 / 3), "macro_f1": pytest.approx((1 + 0) / 2)}
 
 
+@pytest.mark.parametrize("wanted", [[0, 1], [[0.0, 0], [1, 0]]], ids=["one", "several"])
+def test_scores_that_are_nan_are_of_no_class(wanted: Any) -> None:
+    scores = torch.full((2, 2), torch.nan).double()
+    found = figures_of_classes(sums_of_classes(scores, torch.tensor(wanted)).tolist(), 2)
+    assert found == {"accuracy": 0, "macro_f1": 0}
+
+
 def test_figures_of_numbers() -> None:
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=20), rng.normal(size=20)

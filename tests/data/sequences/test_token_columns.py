@@ -23,7 +23,7 @@ K = 2
 
 
 def documents() -> list[dict[str, Any]]:
-    """Of each token the weight is its id / 10, and the teacher's tokens are its id and the next."""
+    """Of each token the weight is its id / 10, and the teacher's tokens are its id and the next, below a half each."""
     generator, rows = np.random.default_rng(0), []
     for length in (3, 9, 5, 14, 2, 7):
         ids = generator.integers(5, 90, size=length)
@@ -33,7 +33,7 @@ def documents() -> list[dict[str, Any]]:
                 "labels": np.where(generator.random(length) < 0.3, -100, ids).tolist(),
                 "token_weights": (ids / 10).tolist(),
                 "teacher_ids": np.stack([ids, ids + 1], axis=1).tolist(),
-                "teacher_logprobs": np.stack([-ids / 100, -ids / 50], axis=1).tolist(),
+                "teacher_logprobs": np.stack([-1 - ids / 100, -1 - ids / 50], axis=1).tolist(),
             }
         )
     return rows
@@ -47,7 +47,7 @@ def check(batch: CausalMicroBatch) -> None:
     if len(ids):
         torch.testing.assert_close(batch.target_weights, ids / 10)
         assert torch.equal(batch.teacher_ids, torch.stack([ids, ids + 1], dim=1))
-        torch.testing.assert_close(batch.teacher_logprobs, torch.stack([-ids / 100, -ids / 50], dim=1))
+        torch.testing.assert_close(batch.teacher_logprobs, torch.stack([-1 - ids / 100, -1 - ids / 50], dim=1))
 
 
 @pytest.mark.parametrize("truncation", ["right", "left", "split", "drop"])
@@ -96,10 +96,15 @@ def test_rows_without_weights_count_once_in_a_mix_and_a_teacher_must_be_everywhe
     [
         ({"token_weights": [1.0]}, "column token_weights needs a number for each of the 9 tokens"),
         ({"token_weights": [-1.0] * 9}, "a weight is a number of at least 0"),
+        ({"token_weights": [1e39] * 9}, "column token_weights needs a number for each of the 9 tokens"),
         ({"sample_weight": "much"}, "column sample_weight holds 'much'"),
+        ({"sample_weight": 1e39}, "column sample_weight holds 1e"),
         ({"teacher_ids": None}, "belong together"),
         ({"teacher_ids": [[1]] * 9}, "as many ids as logarithms"),
         ({"teacher_logprobs": [[0.5, 0.5]] * 9}, "logarithms of probabilities"),
+        ({"teacher_ids": [[2**40, 1]] * 9}, "as many ids as logarithms"),
+        ({"teacher_ids": [[]] * 9, "teacher_logprobs": [[]] * 9}, "as many ids as logarithms"),
+        ({"teacher_logprobs": [[-0.1, -0.2]] * 9}, "probabilities that add up to 1.72 at a token; give .* not logits"),
     ],
     ids=str,
 )
@@ -108,6 +113,25 @@ def test_what_does_not_fit_is_refused_with_its_row(change: dict[str, Any], told:
     rows[1] |= change
     with pytest.raises(ConfigError, match=f"row 2: .*{told}"):
         build_sequences(rows, name="train", context_length=20)
+
+
+def test_whole_numbers_that_are_larger_than_any_float_are_refused_with_their_row() -> None:
+    for change, told in (
+        ({"token_weights": [10**400] * 9}, "column token_weights is not a list of numbers"),
+        ({"sample_weight": 10**400}, "column sample_weight holds 1000"),
+    ):
+        with pytest.raises(ConfigError, match=f"row 1: {told}"):
+            build_sequences([documents()[1] | change], name="train", context_length=20)
+
+
+def test_a_teacher_may_say_anything_where_nothing_is_read() -> None:
+    row = documents()[1]
+    row |= {"labels": [7, -100, 7, -100, 7, 7, -100, -100, -100], "sample_lengths": [4, 5]}
+    said = [[0.0, 0.0] if place in (0, 1, 3, 4, 6, 7, 8) else [-1.0, -1.0] for place in range(9)]
+    sequences = build_sequences([row | {"teacher_logprobs": said}], name="train", context_length=20)
+    assert sequences.of_tokens["teacher_logprobs"].tolist() == said
+    with pytest.raises(ConfigError, match=r"row 1: .* add up to 2 at a token"):
+        build_sequences([row | {"teacher_logprobs": said, "sample_lengths": [9]}], name="train", context_length=20)
 
 
 def test_a_teacher_with_other_tokens_and_an_encoder_decoder_are_refused() -> None:

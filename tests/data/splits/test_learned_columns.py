@@ -27,6 +27,7 @@ ROWS = {
 @pytest.mark.parametrize(
     ("column", "value"),
     [
+        pytest.param("weight", 10**400, id="more than a float"),
         *(("weight", 0), ("weight", 0.5), ("weight", "0.5"), ("sample_weight", 2), ("Train", "false"), ("loss", False)),
         *(("loss_mask", [0, 1]), ("lossMask", 0), ("trainable", False), ("masked", True), ("mask", "Assistant")),
         *(("is_masked", True), ("shouldTrain", False), ("do_not_train", 1), ("skip", "yes"), ("include", False)),

@@ -240,3 +240,12 @@ def test_accuracy_and_entropy_of_label_tokens_are_those_of_full_logits(chunk_siz
     }
     with torch.no_grad():
         assert TASK.eval_sums(model, make_batch(learned=False)).tolist() == [0, 0, 0]
+
+
+def test_tokens_whose_logits_are_nan_are_not_right() -> None:
+    model, batch = make_model("llama").eval(), make_batch()
+    torch.nn.init.constant_(model.get_output_embeddings().weight, torch.nan)
+    use_summed_loss(model, TASK.backbone(model), 7, TASK.compute_logits)
+    batch.targets.zero_()  # the place of the first NaN
+    with torch.no_grad():
+        assert TASK.eval_sums(model, batch)[1] == 0
