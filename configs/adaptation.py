@@ -186,7 +186,7 @@ def _note_settings_without_effect(config: RunConfig) -> RunConfig:
                 "--scheduler step keeps lr constant, because a stream has no epochs; cosine and linear lower it",
             )
     if config.train_config.run_validation is False:
-        for name in ("train_config.val_batch_size", "train_config.max_eval_step"):
+        for name in ("train_config.val_batch_size", "train_config.max_eval_step", "train_config.best_metric"):
             if config.was_given(name):
                 config = _noted(config, f"{flag(name)} has no effect with --run_validation False")
     return config

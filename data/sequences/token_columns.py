@@ -28,7 +28,7 @@ TokenArrays = Mapping[str, np.ndarray]
 
 _LARGEST = float(np.finfo(np.float32).max)
 _MOST_IDS = 2**24  # whole numbers below are exact in fp32
-_MOST_SUM = 1.01  # of a token's probabilities, which may be rounded to half precision
+_MOST_SUM = 1.05  # of a token's probabilities: logarithms may be rounded to bf16
 
 
 def weight_of(column: str, value: Any) -> float:

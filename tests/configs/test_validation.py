@@ -446,6 +446,11 @@ def test_settings_that_hold_together_are_accepted(line):
             {"train_config.run_validation": False},
             "--val_batch_size has no effect with --run_validation False",
         ),
+        (
+            "--norun_validation --best_metric token_accuracy",
+            {"train_config.run_validation": False},
+            "--best_metric has no effect with --run_validation False",
+        ),
     ],
 )
 def test_an_adapted_setting_leaves_a_note(line, expected, note):
