@@ -18,7 +18,7 @@ from chat.preference import (
     unfolded,
 )
 from chat.single_turns import COLUMNS as SINGLE_COLUMNS
-from chat.single_turns import with_turns
+from chat.single_turns import missing_part, with_turns
 from chat.turn_parts import NOTHING, TurnPlaces
 from chat.turns import Message, Turn, read_turn, role_of, says_nothing, without_nulls
 from data.files.json_values import parse_json, refuse_unwritable
@@ -104,7 +104,7 @@ def read_conversation(
     names = config.role_names()
     if takes_images:
         example = with_turns(example, turn_columns(config))
-    prompt, turns, is_good = _find_turns(example, config, names)
+    prompt, turns, is_good = _find_turns(example, config, names, takes_images)
     images = RowImages.of(columns, [*prompt, *turns], config.image_column) if takes_images else None
     drop_nulls = bool(nested_columns - {config.tools_column, _FUNCTIONS})
     read = [_read_turn(number, turn, names, drop_nulls, images) for number, turn in enumerate([*prompt, *turns], 1)]
@@ -164,7 +164,7 @@ def _check_numbers(messages: Sequence[Message], tools: list[Any] | None, templat
 
 
 def _find_turns(
-    example: Mapping[str, Any], config: ChatSettings, names: Mapping[str, str]
+    example: Mapping[str, Any], config: ChatSettings, names: Mapping[str, str], takes_images: bool
 ) -> tuple[Sequence[Any], Sequence[Any], bool]:
     """The turns without a loss that come first, such as a prompt's; the others; whether these are good to learn."""
     column = next((name for name in turn_columns(config) if name in example), None)
@@ -180,9 +180,9 @@ def _find_turns(
     elif column is not None:
         prompt, turns = [], _read_list(column, example[column])
     elif config.preference is None:
-        of_text = (
-            "; its completion is text, which --dataset instruction_dataset reads" if "completion" in example else ""
-        )
+        of_text = missing_part(example) if takes_images else ""
+        if "completion" in example:
+            of_text = "; its completion is text, which --dataset instruction_dataset reads"
         raise BadExample(f"it has no {' or '.join(turn_columns(config))}{of_text}")
     else:
         prompt, turns = [], []

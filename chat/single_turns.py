@@ -50,6 +50,18 @@ def with_turns(example: Mapping[str, Any], columns: Sequence[str]) -> Mapping[st
     }
 
 
+def missing_part(example: Mapping[str, Any]) -> str:
+    """What a row lacks to be read as a question and its answer, or as an image and its text; "" if it has no part."""
+    for question, answers in _ANSWERS.items():
+        if isinstance(example.get(question), str) and question != "prompt":  # captions may have one, too
+            return f"; its {question} has no {' or '.join(answers)}"
+    image = next((name for name in ("image", "images") if name in example), None)
+    caption = next((name for name in _CAPTIONS if name in example), None)
+    if image is not None:
+        return f"; its {image} has no {', '.join(_CAPTIONS[:-1])} or {_CAPTIONS[-1]}"
+    return f"; its {caption} has no image" if caption is not None else ""
+
+
 def _turns(example: Mapping[str, Any], question: str, answer: str) -> list[dict[str, str]]:
     text, subject = example[question], optional_text(example, "input") if question == "instruction" else ""
     if subject:

@@ -95,8 +95,9 @@ class SeenImages:
         return args, {name: value for name, value in kwargs.items() if name not in given}
 
     def _forward(self, *args: Any, **kwargs: Any) -> Any:
-        if self._given is not None:
-            return _Given(self._given)
+        given, self._given = self._given, None  # generation calls the encoder before the model: not for this batch
+        if given is not None:
+            return _Given(given)
         output = self._written(*args, **kwargs)
         return output if self._read is None else _Watched(output, self._read)
 

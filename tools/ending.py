@@ -11,6 +11,8 @@ from utils.disk_errors import disk_refusal
 from utils.errors import ConfigError, RunError, in_one_line
 from utils.printing import print_line
 
+_NO_HOME = "Could not determine home directory."  # pathlib's RuntimeError, of ~NAME without such a user
+
 
 def status_of(work: Callable[[], object]) -> int:
     """Do a tool's work. Returns the exit status: 0, or 2 refused, or 1 failed, its error printed."""
@@ -21,6 +23,10 @@ def status_of(work: Callable[[], object]) -> int:
         print_line("error: " + "\n".join(error.parts()), to_stderr=True)
         return REFUSED if isinstance(error, ConfigError) else FAILED
     except Exception as error:
+        if str(error) == _NO_HOME:
+            line = "error: a path begins with ~ and the name of nobody on this machine; write the whole path"
+            print_line(line, to_stderr=True)
+            return REFUSED
         if (reason := disk_refusal(error)) is None:
             raise
         what = in_one_line(f"{getattr(error, 'filename', None) or 'a file'} cannot be read or written ({reason})")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -32,6 +33,11 @@ ImageSource = Path | bytes | FilePart
 
 _TURNED = range(5, 9)  # values of EXIF's orientation with which width and height change places
 _ORIENTATION = 0x0112
+_PNG_NOTES = ("exif", "Raw profile type exif", "XML:com.adobe.xmp")  # of an image's `info` that may hold it
+_PNG_MARKS = (b"eXIf", b"Raw profile type exif", b"XML:com.adobe.xmp")  # of the same in the file
+_TAIL_BYTES = 2**16  # of a file, in which notes behind its pixels are looked for
+_BITS_PER_SAMPLE = 258  # a tag of TIFF
+_LONGEST_NAMED = 300  # characters of a path in a message
 _HELD_BYTES = re.compile(r"<_io\.BytesIO object at \w+>|'BytesIO'")  # in Pillow's messages
 
 
@@ -73,7 +79,7 @@ def image_source(value: Any, what: str, folder: Path | None) -> ImageSource:
     value = value.removeprefix("file://")
     if "://" in value:
         raise BadExample(f"{what}: {value} is a URL, and images are not downloaded; give their files")
-    path = Path(value).expanduser()
+    path = Path(os.path.expanduser(value))  # without an error for the home folder of nobody
     if not path.is_absolute():
         if folder is None:
             raise BadExample(
@@ -81,8 +87,14 @@ def image_source(value: Any, what: str, folder: Path | None) -> ImageSource:
                 "or, for conversations, --chat_dataset.image_folder"
             )
         path = folder / path
-    if not path.is_file():
-        raise BadExample(f"{what}: there is no file {path}")
+    named = f"{str(path)[:_LONGEST_NAMED]}..." if len(str(path)) > _LONGEST_NAMED else str(path)
+    remedy = "; if this is base64, write data:;base64, before it" if len(value) > _LONGEST_NAMED else ""
+    try:
+        is_file = path.is_file()
+    except OSError as error:  # the name is too long, or a folder is closed to this user
+        raise BadExample(f"{what}: {named} cannot be opened ({error.strerror}){remedy}") from error
+    if not is_file:
+        raise BadExample(f"{what}: there is no file {named}{remedy}")
     return path
 
 
@@ -120,9 +132,20 @@ def read_size(source: ImageSource) -> Size:
 
 def _is_turned(image: Any) -> bool:
     """Whether an image's camera was held so that width and height change places."""
-    if image.format == "PNG" and "exif" not in image.info:
+    if image.format == "PNG" and not _may_be_turned(image):
         return False  # Pillow would decode the pixels, to look for it behind them
     return image.getexif().get(_ORIENTATION) in _TURNED
+
+
+def _may_be_turned(image: Any) -> bool:
+    """Whether a PNG has a note that may say how its camera was held: before its pixels, or near the file's end."""
+    if any(note in image.info for note in _PNG_NOTES):
+        return True
+    file, place = image.fp, image.fp.tell()
+    file.seek(max(0, file.seek(0, io.SEEK_END) - _TAIL_BYTES))
+    tail = file.read()
+    file.seek(place)
+    return any(mark in tail for mark in _PNG_MARKS)
 
 
 def open_image(source: ImageSource) -> Any:
@@ -137,7 +160,7 @@ def open_image(source: ImageSource) -> Any:
     try:
         with image_module.open(_opened(source)) as image:
             _check_numbers(image)
-            return _in_8_bits(ImageOps.exif_transpose(image)).convert("RGB")
+            return _in_8_bits(ImageOps.exif_transpose(image), _num_bits(image)).convert("RGB")
     except Exception as error:
         raise BadExample(_broken(source, error)) from error
 
@@ -151,12 +174,30 @@ def _check_numbers(image: Any) -> None:
         raise ValueError("its pixels are fractions, of an unknown range; save it with 8 or 16 bits per channel")
 
 
-def _in_8_bits(image: Any) -> Any:
-    """An image of 16 bits per pixel (I;16, and I as PGM files give it) with its upper 8: `convert` makes white of all
-    above 255."""
-    if not image.mode.startswith("I") or (image.mode == "I" and image.getextrema()[1] <= 255):
+def _num_bits(image: Any) -> int:
+    """The bits of a pixel's grey, if more than 8: 12 in some TIFF files, whose numbers Pillow leaves as they are."""
+    return 12 if getattr(image, "tag_v2", {}).get(_BITS_PER_SAMPLE) == (12,) else 16
+
+
+def _in_8_bits(image: Any, num_bits: int) -> Any:
+    """An image of 12 or 16 bits per pixel (I;16, and I as PGM files give it) with its upper 8: `convert` makes white of
+    all above 255.
+
+    Raises:
+        ValueError: if pixels are beyond 16 bits, or negative: cut to 16, all may be white or black.
+    """
+    if not image.mode.startswith("I"):
         return image
-    return import_pillow().fromarray((np.asarray(image).clip(0, 2**16 - 1) >> 8).astype(np.uint8))
+    values = np.asarray(image)
+    low, high = int(values.min()), int(values.max())
+    if low < 0 or high >= 2**16:
+        raise ValueError(
+            f"its pixels are whole numbers from {low:,} to {high:,}, of an unknown range; save it with 8 or 16 bits "
+            "per channel"
+        )
+    if image.mode == "I" and high <= 255:
+        return image
+    return import_pillow().fromarray((values >> (num_bits - 8)).astype(np.uint8))
 
 
 def _opened(source: ImageSource) -> Any:

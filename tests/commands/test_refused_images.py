@@ -16,6 +16,7 @@ from tests.helpers.image_models import save_image_model, save_pictures
 from tests.helpers.made import Made
 from tests.helpers.processes import ProcessGroup, run_command
 from tests.helpers.refusals import Bench, error_lines
+from tools.chat import main as chat
 from tools.generate import main as generate
 
 
@@ -160,3 +161,8 @@ def test_generate_asks_for_an_image_and_names_a_broken_one(
     for argv, message in cases:
         assert generate(argv) == 2
         assert message in capsys.readouterr().err
+
+
+def test_a_tool_that_takes_no_image_names_the_one_that_does(images: Bench, capsys: pytest.CaptureFixture[str]) -> None:
+    assert chat([str(images.model)]) == 2
+    assert f"; ask by python -m tools.generate {images.model} --image FILE" in capsys.readouterr().err

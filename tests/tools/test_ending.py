@@ -96,3 +96,9 @@ def test_an_error_of_the_disk_is_one_line_and_any_other_stays_a_traceback(
     assert capsys.readouterr().err.startswith("error: a file cannot be read or written (")
     with pytest.raises(ZeroDivisionError):
         status_of(lambda: 1 // 0)
+
+
+def test_the_home_folder_of_nobody_is_refused_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert status_of(Path("~nosuch/folder").expanduser) == 2
+    line = "error: a path begins with ~ and the name of nobody on this machine; write the whole path\n"
+    assert capsys.readouterr().err == line

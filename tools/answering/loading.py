@@ -43,7 +43,8 @@ def load(path: Path, base: str | None, image: Path | None = None) -> LoadedModel
     dtype = torch.bfloat16 if device.type == "cuda" and torch.cuda.is_bf16_supported() else torch.float32
     task = task_of(source)
     if (image is not None) != task.READS_IMAGES:
-        about = "writes about an image; give its file" if task.READS_IMAGES else "reads text alone; leave it out"
+        asking = f"python -m tools.generate {path} --image FILE"  # other tools have no such flag
+        about = f"writes about an image; ask by {asking}" if task.READS_IMAGES else "reads text alone; leave it out"
         raise ConfigError(f"--image: the model of {path} {about}")
     if image is not None:
         check_image_file(image)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import struct
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,11 @@ import datasets
 import numpy as np
 import pytest
 from PIL import Image
+from PIL.PngImagePlugin import PngInfo
 
 from configs.formats import DATASETS
 from data.dataset_functions.importing import find_dataset_function
-from data.images.opening import open_image, read_size
+from data.images.opening import image_source, open_image, read_size
 from data.images.sequences import ImageSequences, build_image_sequences
 from data.pipeline import load_sequences
 from data.processors.image_tokens import placeholders_of
@@ -213,6 +215,25 @@ def test_greys_of_16_bits_keep_their_order(name: str, tmp_path: Path) -> None:
     assert shown[0].tolist() == [[grey // 256] * 3 for grey in greys[0].tolist()]
 
 
+def test_greys_of_12_bits_keep_their_upper_8(tmp_path: Path) -> None:
+    """Pillow leaves their numbers as they are, up to 4,095."""
+    greys, bits = [0, 300, 2_000, 2**12 - 1], 12
+    packed = int("".join(f"{grey:0{bits}b}" for grey in greys), 2).to_bytes(len(greys) * bits // 8, "big")
+    values = {256: len(greys), 257: 1, 258: bits, 259: 1, 262: 1, 273: 200, 277: 1, 278: 1, 279: len(packed)}
+    tags = b"".join(struct.pack("<HHII", tag, 4 if tag > 270 else 3, 1, value) for tag, value in values.items())
+    header = b"II*\0" + struct.pack("<IH", 8, len(values)) + tags
+    (tmp_path / "image.tiff").write_bytes(header.ljust(200, b"\0") + packed)
+    shown = np.asarray(open_image(tmp_path / "image.tiff"))
+    assert shown[0].tolist() == [[grey // 16] * 3 for grey in greys]
+
+
+@pytest.mark.parametrize("grey", [-5, 2**16])
+def test_numbers_beyond_16_bits_are_refused_since_all_might_be_black_or_white(grey: int, tmp_path: Path) -> None:
+    Image.fromarray(np.array([[grey, 7]], dtype=np.int32)).save(tmp_path / "a.tiff")
+    with pytest.raises(BadExample, match=r"a\.tiff cannot be read .its pixels are whole numbers from -?[57] to "):
+        open_image(tmp_path / "a.tiff")
+
+
 def test_a_picture_is_turned_as_its_camera_says(tmp_path: Path) -> None:
     file = tmp_path / "image.jpg"
     exif = Image.Exif()
@@ -221,9 +242,43 @@ def test_a_picture_is_turned_as_its_camera_says(tmp_path: Path) -> None:
     assert open_image(file).size == (4, 6)
 
 
+@pytest.mark.parametrize("is_late", [False, True], ids=["before the pixels", "behind them"])
+@pytest.mark.parametrize("kind", ["eXIf", "zTXt", "iTXt"])
+def test_a_png_is_turned_wherever_a_note_says_so(kind: str, is_late: bool, tmp_path: Path) -> None:
+    """The size that its header says, of which a text is made, is that of its pixels."""
+    file, exif, notes = tmp_path / "image.png", Image.Exif(), PngInfo()
+    exif[0x0112] = 6
+    if kind == "zTXt":  # as ImageMagick writes it
+        notes.add_text("Raw profile type exif", f"\nexif\n{len(exif.tobytes())}\n{exif.tobytes().hex()}\n", zip=True)
+    elif kind == "iTXt":
+        notes.add_itxt("XML:com.adobe.xmp", '<x:xmpmeta tiff:Orientation="6"/>')
+    Image.new("RGB", (6, 4)).save(file, pnginfo=notes, **({"exif": exif} if kind == "eXIf" else {}))
+    if is_late:
+        data = file.read_bytes()
+        start, end = data.index(kind.encode()) - 4, data.index(b"IEND") - 4
+        stop = start + 12 + int.from_bytes(data[start : start + 4], "big")
+        file.write_bytes(data[:start] + data[stop:end] + data[start:stop] + data[end:])
+    assert read_size(file) == open_image(file).size == (4, 6)
+
+
 def test_an_image_that_is_cut_off_is_named(tmp_path: Path) -> None:
     file = tmp_path / "image.png"
     Image.effect_noise((64, 64), 50).save(file)
     file.write_bytes(file.read_bytes()[:600])
     with pytest.raises(BadExample, match=r"image .*image.png cannot be read \("):
         open_image(file)
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ("a" * 299, r"^image 1: /.*/a+\.\.\. cannot be opened .File name too long.$"),
+        ("iVBORw0KGg/" * 90, r"^image 1: there is no file /.*\.\.\.; if this is base64, write data:;base64, before it"),
+        ("~nosuch/a.png", r"^image 1: there is no file /.*/~nosuch/a\.png$"),
+    ],
+    ids=["long name", "base64", "nobody"],
+)
+def test_a_text_that_cannot_be_a_path_is_a_bad_row(value: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(BadExample, match=message) as refused:
+        image_source(value, "image 1", tmp_path)
+    assert len(str(refused.value)) < 400

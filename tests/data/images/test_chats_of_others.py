@@ -445,3 +445,18 @@ def test_a_file_without_a_column_of_images_says_so(processor: Any, folder: Path)
     assert any("no images in 1 sample (--chat_dataset.image_column" in line for line in lines)
     (named,) = read_chats(processor, table, image_column="picture")
     assert colours_of(named) == [RED]
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        ({"image": "pictures/red.png", "caption": None}, "; its image has no text, caption or txt"),
+        ({"image": None, "caption": "one"}, "; its caption has no image"),
+        ({"images": ["pictures/red.png"], "query": "<image>red ?"}, "; its query has no response"),
+    ],
+)
+def test_a_row_that_lacks_a_part_says_which(row: dict[str, Any], reason: str, processor: Any, folder: Path) -> None:
+    whole = {"image": "pictures/red.png", "caption": "one", "query": None, "response": None}
+    table = write(folder / "train.jsonl", [whole, row])
+    with pytest.raises(ConfigError, match=f"row 2: it has no messages or conversations{reason}"):
+        read_chats(processor, table)
