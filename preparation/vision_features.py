@@ -15,7 +15,7 @@ import transformers
 
 from checkpointing.base_fingerprint import base_fingerprint
 from data.cache_folder import cache_folder, not_kept
-from data.images.opening import ImageSource, import_pillow, open_image
+from data.images.opening import DECODING, ImageSource, import_pillow, open_image
 from data.images.vision_features import (
     NUM_TOKENS,
     FeatureStore,
@@ -188,6 +188,6 @@ def _key(seen: SeenImages, built: BuiltModel, inputs: Inputs, env: Environment) 
         *(encoder.config.to_json_string(), encoder.config._attn_implementation, str(precision.compute_dtype)),
         *(ImageWriter.of(inputs.processor).cache_key(), str(env.device_facts)),
         *(config.compile, inputs.resolved.policies.vision_as_written),
-        *(torch.__version__, transformers.__version__),
+        *(torch.__version__, transformers.__version__, import_pillow().__version__, DECODING),
     ]
     return hashlib.sha256(repr(facts).encode()).hexdigest()[:32]

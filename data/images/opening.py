@@ -31,6 +31,9 @@ class FilePart(NamedTuple):
 ImageSource = Path | bytes | FilePart
 """A file, its contents, or a part of a file."""
 
+DECODING = 2
+"""Raised when `open_image` makes other pixels of a file: what was computed from the former ones is computed again."""
+
 _TURNED = range(5, 9)  # values of EXIF's orientation with which width and height change places
 _ORIENTATION = 0x0112
 _PNG_NOTES = ("exif", "Raw profile type exif", "XML:com.adobe.xmp")  # of an image's `info` that may hold it
