@@ -1,7 +1,6 @@
 """Convert raw strings of flags and recipes to values, by the setting's type alone: nothing is guessed."""
 
 import re
-from contextlib import suppress
 from decimal import Decimal
 from difflib import get_close_matches
 from functools import reduce
@@ -38,6 +37,10 @@ _SPELLINGS: dict[str, dict[str, str]] = {
         ("momentum_dtype", "variance_dtype", "compute_dtype", "quant_storage", "peft_dtype", "reduce_dtype"), _DTYPES
     ),
 }
+
+
+class _TooLarge(ValueError):
+    """A number that no setting takes."""
 
 
 def is_true(raw: str | list[str]) -> bool:
@@ -119,7 +122,7 @@ def _convert(raw: str | list[str], kind: Any) -> Any:
     if kind in (int, float) and _NUMBER.fullmatch(raw):
         number = Decimal(raw)  # exact, so that 1e3 is a whole number and 1e-3 is none
         if number and number.adjusted() > 18:  # before int() writes out a number like 1e9999
-            raise ValueError(f"{raw!r} is too large")
+            raise _TooLarge(f"{raw!r} is too large")
         if kind is float:
             return float(raw)
         if number == number.to_integral_value():
@@ -128,10 +131,15 @@ def _convert(raw: str | list[str], kind: Any) -> Any:
 
 
 def _first_that_fits(raw: str, kinds: tuple[Any, ...]) -> Any:
+    problem = ValueError(f"{raw!r} is not {' or '.join(map(expected, kinds))}")
     for kind in kinds:
-        with suppress(ValueError):
+        try:
             return _convert(raw, kind)
-    raise ValueError(f"{raw!r} is not {' or '.join(map(expected, kinds))}")
+        except _TooLarge as error:
+            problem = error
+        except ValueError:
+            continue
+    raise problem
 
 
 def _choice(raw: str, allowed: tuple[Any, ...]) -> Any:

@@ -283,6 +283,7 @@ def test_numbers_arrive_as_they_were_typed(integer, number):
         ("--lr nan", "--lr: 'nan' is not a number"),
         ("--lr inf", "--lr: 'inf' is not a number"),
         ("--lr 1e400", "--lr: '1e400' is too large"),
+        ("--tile_tokens 1e400", "--tile_tokens: '1e400' is too large"),
         ("--lr 1_0", "--lr: '1_0' is not a number"),
         ("--lr ''", "--lr: '' is not a number"),
         ("--num_epochs 1.5", "--num_epochs: '1.5' is not a whole number"),

@@ -43,5 +43,5 @@ def test_validation_data_of_its_own_is_evaluated_on_instead(tmp_path: Path) -> N
 
 
 def test_other_words_are_no_share() -> None:
-    with pytest.raises(ConfigError, match=r"--text_dataset\.validation_fraction: 'most' is not a number"):
+    with pytest.raises(ConfigError, match=r"--text_dataset\.validation_fraction: 'most' is not auto or a number"):
         parse_flags(["--model_name", "M", "--text_dataset.validation_fraction", "most"])
