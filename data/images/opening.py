@@ -235,5 +235,5 @@ def _broken(source: ImageSource, error: Exception) -> str:
     if isinstance(source, Path) and is_pointer(source):
         reason = PULL
     if not isinstance(source, Path):
-        reason = _HELD_BYTES.sub("them", reason)
+        reason = _HELD_BYTES.sub("in its bytes", reason)
     return f"image {name_of(source)} cannot be read ({reason})"
