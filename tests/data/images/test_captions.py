@@ -203,7 +203,8 @@ def test_fractions_are_refused_since_they_would_be_black(tmp_path: Path) -> None
 
 
 def test_bytes_that_are_no_image_are_named_without_an_address_in_memory() -> None:
-    with pytest.raises(BadExample, match=r"^image of 4 bytes cannot be read .cannot identify image file in its bytes.$"):
+    said = r"^image of 4 bytes cannot be read .cannot identify image file in its bytes.$"
+    with pytest.raises(BadExample, match=said):
         open_image(b"none")
 
 
