@@ -293,7 +293,8 @@ def test_a_run_says_that_its_steps_wait_for_the_network(tmp_path: Path) -> None:
         events = read_metrics(tmp_path / run)
         waited = {event["step"]: event["exposed_seconds"] for event in events if event["event"] == "communication"}
         steps = {e["step"]: e["step_seconds"] for e in events if e["event"] == "train" and e["step"] in waited}
-        return statistics.median(steps.values()), statistics.median(waited[step] / steps[step] for step in steps)
+        step = statistics.median(steps.values())
+        return step, statistics.median(waited.values()) / step
 
     step, share = measured("limited")
     fastest = min(event["step_seconds"] for event in train_events(tmp_path / "free"))
