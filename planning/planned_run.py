@@ -17,7 +17,7 @@ from planning.chosen_offloading import choose_offloading, with_offloading
 from planning.chosen_replication import Chosen, choose_replication
 from planning.chosen_tiles import choose_tiles, may_tile
 from planning.cost.counted_work import counted_work
-from planning.cost.row_counts import assumed_counts, mean_counts, shared_counts, slowest_counts
+from planning.cost.row_counts import assumed_counts, attended_share, mean_counts, shared_counts, slowest_counts
 from planning.cost.step_work import micro_batch_work
 from planning.cost.time_plan import TimePlan, plan_time, why_no_time
 from planning.machines.cards import Card
@@ -137,7 +137,7 @@ def data_rows(resolved: Resolved, data: DataFacts) -> RowLengths:
     rows = rows_of_run(resolved, data.lengths, eval_lengths=data.eval_lengths, is_start=data.is_start)
     if data.label_share is None:
         return rows
-    return replace(rows, label_share=data.label_share, image_share=data.image_share, teacher_size=data.teacher_size)
+    return replace(rows, label_share=data.label_share, images=data.images, teacher_size=data.teacher_size)
 
 
 def _with_choices(model: PlannedModel, card: Card, rows: RowLengths, seconds: Seconds) -> Chosen:
@@ -193,9 +193,16 @@ def time_of(
     eval_work = reference_work = None
     if model.resolved.task.READS_IMAGES:
         # No formula per token holds for models of images (planning/cost/counted_work.py).
-        counts, work = counted_work(model, hardware.card, rows.rows, rows.typical, rows)
+        share = attended_share(data.counts, rows)
+        counts, work = counted_work(model, hardware.card, rows.rows, rows.typical, rows, attended_share=share)
+        if data.counts is not None:  # without padding
+            counts = mean_counts(data.counts, rows.rows)
         if evaluates:
-            _, eval_work = counted_work(model, hardware.card, rows.eval_rows, rows.typical, rows, trains=False)
+            _, eval_work = counted_work(
+                *(model, hardware.card, rows.eval_rows, rows.typical, rows),
+                trains=False,
+                attended_share=attended_share(data.eval_counts, rows),
+            )
     else:
         num_sharing = model.resolved.policies.context.size
         counts = assumed_counts(rows) if data.counts is None else mean_counts(data.counts, rows.rows)

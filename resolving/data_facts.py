@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from data.batches.counts import ImageTokens
 from data.batches.row_counts import row_counts
 from data.batches.rows import Rows
 from data.pipeline import RunData
@@ -26,7 +27,7 @@ class DataFacts:
     is_start: bool = False  # the lengths are of the first rows of a stream alone
     eval_lengths: tuple[np.ndarray, ...] | None = None  # of each validation row; None without validation, too
     label_share: float | None = None  # of the training tokens, those that have a loss
-    image_share: float | None = None  # of the longest row, as many tokens as stand for images in the row with the most
+    images: ImageTokens | None = None  # of the row with the most of them; None without images, too
     teacher_size: int = 0  # of the training rows, the likeliest tokens of a teacher at each token; 0: they have none
     counts: np.ndarray | None = None  # of each training row (`data.batches.row_counts`); None for a stream, too
     eval_counts: np.ndarray | None = None  # of each validation row; None without validation, too
@@ -58,22 +59,23 @@ def facts_of_data(data: RunData, processor: Processor, resolved: Resolved) -> Da
         is_start=data.train_rows is None,
         eval_lengths=None if data.evaluation is None else _lengths(data.evaluation, data.eval_rows),
         label_share=label_share,
-        image_share=_image_share(data.train, data.train_rows),
+        images=_image_tokens(data.train, data.train_rows),
         teacher_size=_teacher_size(data.train),
         counts=None if data.train_rows is None else row_counts(data.train_rows),
         eval_counts=None if data.eval_rows is None else row_counts(data.eval_rows),
     )
 
 
-def _image_share(sequences: Sequences, rows: Rows | None) -> float | None:
-    """The most tokens that stand for images in a row, as a share of the longest row; None without images."""
+def _image_tokens(sequences: Sequences, rows: Rows | None) -> ImageTokens | None:
     images, lengths = sequences.num_image_tokens, sequences.lengths
     if images is None or not len(lengths):
         return None
+    sizes = sequences.image_sizes.astype(np.float64)
     if rows is not None:
         images = np.add.reduceat(images[rows.indices], rows.offsets[:-1])
         lengths = rows.lengths
-    return float(images.max() / lengths.max())
+    of_each = round(float((sizes**2).sum() / sizes.sum())) if sizes.any() else 1
+    return ImageTokens(float(images.max() / lengths.max()), of_each)
 
 
 def _teacher_size(sequences: Sequences) -> int:

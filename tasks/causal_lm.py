@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, PreTrained
 
 from configs.train_settings.data import DEFAULT_CONTEXT_LENGTH
 from configs.training import TrainConfig
+from data.batches.counts import ImageTokens
 from data.batches.padding import pad_left, padding_id
 from data.sequences.causal import build_sequences
 from data.sequences.reading import Reading
@@ -194,7 +195,7 @@ class CausalLM(Task[CausalMicroBatch]):
         widths: Sequence[int],
         *,
         label_share: float,
-        image_share: float | None = None,
+        images: ImageTokens | None = None,
         packed: bool,
         by_offsets: bool,
     ) -> CausalMicroBatch:

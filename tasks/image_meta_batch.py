@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from data.batches.counts import ImageTokens
 from tasks.image_batches import ImageTextMicroBatch
 from tasks.image_positions import GridPositions
 from tasks.image_rows import GRIDS
@@ -51,7 +52,7 @@ def image_meta_batch(
     longest: int,
     *,
     label_share: float,
-    image_share: float | None,
+    images: ImageTokens | None,
     packed: bool,
     by_offsets: bool,
 ) -> ImageTextMicroBatch:
@@ -60,15 +61,16 @@ def image_meta_batch(
     Args:
         width: tokens of a row, those of images included, or of a caption that has a row of its own.
         longest: the most tokens of a caption.
-        label_share, image_share: of the tokens of rows, those that are learned, and those that stand for images. None:
-            the data is not at hand, and rows hold images of one size with captions as long as they may be, or images
-            alone.
+        label_share: of the tokens of rows, those that are learned.
+        images: None: the data is not at hand, and rows hold images of one size with captions as long as they may be, or
+            one image alone.
     """
     has_grids = GridPositions.of_config(config) is not None
     if getattr(config.get_text_config(), "is_encoder_decoder", False):
         return _of_captions_apart(config, rows, min(width, longest))
-    if image_share is not None:
-        num_features, num_labels = round(image_share * rows * width), round(label_share * rows * (width - 1))
+    of_each = None if images is None else images.of_each
+    if images is not None:
+        num_features, num_labels = round(images.share * rows * width), round(label_share * rows * (width - 1))
     elif has_grids:
         num_features, num_labels = rows * max(1, width - longest), rows * min(width - 1, longest)
     else:
@@ -77,7 +79,7 @@ def image_meta_batch(
         width = width if packed else min(width, of_image + longest)
         num_images = rows * (max(1, width // (of_image + caption)) if packed else 1)
         num_features, num_labels = num_images * of_image, num_images * caption
-    inputs = {"input_ids": meta_ids(rows, width)} | _pixels(config, max(1, num_features))
+    inputs = {"input_ids": meta_ids(rows, width)} | _pixels(config, max(1, num_features), of_each)
     if has_grids:  # unpadded ones, too: transformers would count them from the tokens
         inputs["position_ids"] = meta_ids(4, rows, width)
     elif packed:
@@ -115,19 +117,31 @@ def _batch(
     )
 
 
-def _pixels(config: Any, num_features: int) -> dict[str, torch.Tensor]:
-    """Images that become at least so many tokens: one of a square grid, or as many of one size as it takes."""
+def _pixels(config: Any, num_features: int, of_each: int | None = None) -> dict[str, torch.Tensor]:
+    """Images that become at least so many tokens, as many of one size as it takes.
+
+    Args:
+        of_each: tokens of an image that is read as a grid of patches; None: there is one.
+    """
     vision = config.vision_config
     channels = getattr(vision, "in_channels", None) or getattr(vision, "num_channels", 3)
     if GridPositions.of_config(config) is not None:
-        side = math.isqrt(num_features)
+        num_images = max(1, round(num_features / (of_each or num_features)))
+        height, width = _grid_of(-(-num_features // num_images))
         merged = vision.spatial_merge_size
-        grid = torch.tensor([[1, side * merged, -(-num_features // side) * merged]])
+        grids = torch.tensor([[1, height * merged, width * merged]] * num_images)
         of_patch = channels * vision.temporal_patch_size * vision.patch_size**2
-        return {"pixel_values": torch.empty(int(grid.prod()), of_patch, device="meta"), GRIDS: grid}
+        return {"pixel_values": torch.empty(int(grids.prod(-1).sum()), of_patch, device="meta"), GRIDS: grids}
     num_images = -(-num_features // num_image_tokens(config))
     height, width = vision.image_size if isinstance(vision.image_size, (list, tuple)) else [vision.image_size] * 2
     shape = [num_images, channels, height, width]
     if config.model_type in ("idefics3", "smolvlm"):  # tiles of a sample
         shape.insert(0, 1)
     return {"pixel_values": torch.empty(shape, device="meta")}
+
+
+def _grid_of(num_features: int) -> tuple[int, int]:
+    """The sides of the grid of at least so many features that is nearest to their number, and to a square."""
+    most = math.isqrt(num_features)
+    sides = [(height, -(-num_features // height)) for height in range(most, most // 2, -1)]
+    return min(sides, key=lambda grid: grid[0] * grid[1])

@@ -14,6 +14,7 @@ from transformers import AutoModelForImageTextToText, PreTrainedConfig, PreTrain
 from configs.run import RunConfig
 from configs.train_settings.data import DEFAULT_CONTEXT_LENGTH
 from configs.training import TrainConfig
+from data.batches.counts import ImageTokens
 from data.batches.padding import padding_id
 from data.images.samples import ImageSample
 from data.processors import processor_loading
@@ -262,7 +263,7 @@ class ImageText(Task[ImageTextMicroBatch]):
         widths: Sequence[int],
         *,
         label_share: float,
-        image_share: float | None = None,
+        images: ImageTokens | None = None,
         packed: bool,
         by_offsets: bool,
     ) -> ImageTextMicroBatch:
@@ -273,7 +274,7 @@ class ImageText(Task[ImageTextMicroBatch]):
             width,
             train_config.max_text_length,
             label_share=label_share,
-            image_share=image_share,
+            images=images,
             packed=packed,
             by_offsets=by_offsets,
         )

@@ -14,6 +14,7 @@ from transformers import PreTrainedConfig
 from configs.preference import PREFERENCE, LossType
 from configs.run import RunConfig
 from configs.training import TrainConfig
+from data.batches.counts import ImageTokens
 from data.sequences.pairs import build_pairs
 from data.sequences.reading import Reading
 from data.sequences.tokenized import TokenSequence
@@ -115,7 +116,7 @@ class Preference(CausalLM):
         widths: Sequence[int],
         *,
         label_share: float,
-        image_share: float | None = None,
+        images: ImageTokens | None = None,
         packed: bool,
         by_offsets: bool,
     ) -> PairMicroBatch:

@@ -14,6 +14,7 @@ from transformers import PreTrainedConfig
 
 from configs.preference import REWARD_MODEL
 from configs.training import TrainConfig
+from data.batches.counts import ImageTokens
 from data.pipeline import RunData
 from data.sequences.pairs import AnswerPair, build_pairs
 from data.sequences.reading import Reading
@@ -115,7 +116,7 @@ class RewardModel(TextClassification):
         widths: Sequence[int],
         *,
         label_share: float,
-        image_share: float | None = None,
+        images: ImageTokens | None = None,
         packed: bool,
         by_offsets: bool,
     ) -> RewardMicroBatch:

@@ -14,6 +14,7 @@ from transformers import AutoModelForSeq2SeqLM, PreTrainedConfig, PreTrainedMode
 from configs.run import RunConfig
 from configs.train_settings.data import DEFAULT_SOURCE_LENGTH, DEFAULT_TARGET_LENGTH
 from configs.training import TrainConfig
+from data.batches.counts import ImageTokens
 from data.batches.padding import EXACT, pad_right, padding_id
 from data.sequences.reading import Reading
 from data.sequences.source_target import Affixes, SourceTargetBuilder
@@ -235,7 +236,7 @@ class Seq2SeqLM(Task[Seq2SeqMicroBatch]):
         widths: Sequence[int],
         *,
         label_share: float,
-        image_share: float | None = None,
+        images: ImageTokens | None = None,
         packed: bool,
         by_offsets: bool,
     ) -> Seq2SeqMicroBatch:

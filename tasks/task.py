@@ -18,6 +18,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from configs.run import RunConfig
 from configs.training import TrainConfig
+from data.batches.counts import ImageTokens
 from data.batches.packing import Offsets
 from data.batches.padding import PaddedWidth
 from data.batches.step_loader import Unreadable
@@ -235,7 +236,7 @@ class Task(TaskLoss[Batch]):
         widths: Sequence[int],
         *,
         label_share: float,
-        image_share: float | None = None,
+        images: ImageTokens | None = None,
         packed: bool,
         by_offsets: bool,
     ) -> Batch:
@@ -244,7 +245,7 @@ class Task(TaskLoss[Batch]):
         Args:
             widths: tokens of a row, and of a target if targets are apart.
             label_share: fraction of the tokens that a loss is computed for.
-            image_share: fraction that stands for images; None: the data is not at hand.
+            images: tokens that stand for images; None: the data is not at hand.
             by_offsets: the model takes no mask (`policies.attention.choice`).
 
         Raises:

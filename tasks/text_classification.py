@@ -19,6 +19,7 @@ from transformers import (
 from configs.run import RunConfig
 from configs.train_settings.data import DEFAULT_CONTEXT_LENGTH
 from configs.training import TrainConfig
+from data.batches.counts import ImageTokens
 from data.batches.padding import padding_id
 from data.pipeline import RunData
 from data.processors.tokenizer_loading import load_tokenizer
@@ -240,7 +241,7 @@ class TextClassification(Task[TextMicroBatch]):
         widths: Sequence[int],
         *,
         label_share: float,
-        image_share: float | None = None,
+        images: ImageTokens | None = None,
         packed: bool,
         by_offsets: bool,
     ) -> TextMicroBatch:

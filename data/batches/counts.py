@@ -30,6 +30,13 @@ class BatchCounts(NamedTuple):
     num_loss_terms: int = 0  # what the loss is a mean over: label tokens, or samples or pairs, as the task says
 
 
+class ImageTokens(NamedTuple):
+    """The tokens of a run's rows that stand for images, for a plan."""
+
+    share: float  # of a row's, in the row with the most of them
+    of_each: int  # of an image; of several sizes the one with as many pairs of patches for as many tokens
+
+
 def causal_pairs(length: Length) -> Length:
     """(query, key) pairs of causal attention: each token attends to itself and to all before, 1 + 2 + ... + length."""
     return length * (length + 1) // 2

@@ -145,8 +145,13 @@ class ImageSamples(Sequences):
     @property
     def num_image_tokens(self) -> np.ndarray:
         """Tokens of each sample that stand for its images, int64 [samples]."""
-        before = np.concatenate([[0], np.cumsum(self.places[:, 1] - self.places[:, 0])])
+        before = np.concatenate([[0], np.cumsum(self.image_sizes)])
         return np.diff(before[self.place_offsets])
+
+    @property
+    def image_sizes(self) -> np.ndarray:
+        sizes: np.ndarray = self.places[:, 1] - self.places[:, 0]
+        return sizes
 
 
 @dataclass(frozen=True)

@@ -53,6 +53,11 @@ class ImageSequences(Sequences):
         """Tokens of each row before its caption, int64 [captions]."""
         return self.num_before
 
+    @property
+    def image_sizes(self) -> np.ndarray:
+        """The same: a caption has one image, and its prompt is short."""
+        return super().image_sizes if self.num_before is None else self.num_before
+
     def describe(self, split: str) -> list[str]:
         """Lines on what was cut and what was left out; none if all is well."""
         lines = []

@@ -156,6 +156,11 @@ class Sequences:
         return None
 
     @property
+    def image_sizes(self) -> np.ndarray:
+        """Tokens of each image of all sequences, int64 [images]."""
+        return np.zeros(0, dtype=np.int64)
+
+    @property
     def has_targets(self) -> bool:
         """Whether labels are texts of their own (of an encoder-decoder), and not those of the input tokens."""
         return self.labels_are_tokens and self.label_offsets is not self.offsets

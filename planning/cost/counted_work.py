@@ -62,7 +62,7 @@ class _Products(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.matrix = self.attention = 0.0
+        self.matrix = self.attention = self.causal_attention = 0.0
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -70,7 +70,11 @@ class _Products(TorchDispatchMode):
         if function in (FUSED_ATTENTION, FUSED_ATTENTION_BACKWARD):
             query, key, value, *_, is_causal = args
             products = 2 if function is FUSED_ATTENTION else 4
-            self.attention += products * _attention_product(query, key, value, is_causal=is_causal)
+            flops = products * _attention_product(query, key, value, is_causal=is_causal)
+            if is_causal:
+                self.causal_attention += flops
+            else:
+                self.attention += flops
         elif formula := flop_registry.get(function._overloadpacket):
             flops = formula(*args, **kwargs, out_val=outputs)
             if function in _ATTENTION_PRODUCTS:
@@ -93,7 +97,14 @@ def _attention_product(query: torch.Tensor, key: torch.Tensor, value: torch.Tens
 
 
 def counted_work(
-    planned: PlannedModel, card: Card, num_rows: int, widths: tuple[int, ...], rows: RowLengths, *, trains: bool = True
+    planned: PlannedModel,
+    card: Card,
+    num_rows: int,
+    widths: tuple[int, ...],
+    rows: RowLengths,
+    *,
+    trains: bool = True,
+    attended_share: float = 1.0,
 ) -> CountedWork:
     """The work of one rank for a micro-batch of this shape, forward and backward.
 
@@ -101,6 +112,7 @@ def counted_work(
         planned: its model; it gets the buffers of packed weights here, if it has not yet.
         rows: the run's: its share of label tokens, and whether rows are packed.
         trains: False: of an evaluation's batch, forward alone.
+        attended_share: of the pairs of causal attention in whole rows, those that the documents in them have.
 
     Raises:
         ConfigError: if the inputs of such a model are not known before data is read.
@@ -124,7 +136,7 @@ def counted_work(
     num_forward_only = sum(leaf.num_rows > 0 and not leaf.has_backward for leaf in leaves.values())
     work = MicroBatchWork(
         matrix_flops=products.matrix,
-        attention_flops=products.attention,
+        attention_flops=products.attention + attended_share * products.causal_attention,
         moved_bytes=bytes_per_side(planned) * _sides(of_weights, num_passes)
         + packed_bytes(planned, num_passes)
         + float8_weight_bytes(planned),

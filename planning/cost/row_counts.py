@@ -35,6 +35,18 @@ def slowest_counts(counts: np.ndarray, num_rows: int, world_size: int) -> BatchC
     return mean_counts(of_ranks[np.arange(num_draws), largest], 1)
 
 
+def attended_share(counts: np.ndarray | None, rows: RowLengths) -> float:
+    """Of the pairs of causal attention in rows as wide as these, those that the documents in packed rows have.
+
+    Args:
+        counts: of each row; None: the data is not at hand, and a row is one document.
+    """
+    if counts is None or not rows.packed:
+        return 1.0
+    attended = counts[:, BatchCounts._fields.index("num_attended_pairs")].mean()
+    return min(1.0, float(attended) / causal_pairs(rows.typical[0]))
+
+
 def assumed_counts(rows: RowLengths) -> BatchCounts:
     """The counts of a micro-batch if the data is not at hand: each row is one sequence of the typical length."""
     width, *targets = rows.typical

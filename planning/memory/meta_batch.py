@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import torch
 
+from data.batches.counts import ImageTokens
 from resolving.resolved import Resolved
 from tasks.causal_batches import CausalMicroBatch
 from tasks.micro_batch import MicroBatch, meta_ids
@@ -17,7 +18,7 @@ def meta_batch(
     widths: tuple[int, ...],
     *,
     label_share: float,
-    image_share: float | None = None,
+    images: ImageTokens | None = None,
     teacher_size: int = 0,
     packed: bool,
     by_offsets: bool,
@@ -33,7 +34,7 @@ def meta_batch(
         rows,
         widths,
         label_share=label_share,
-        image_share=image_share,
+        images=images,
         packed=packed,
         by_offsets=by_offsets,
     )

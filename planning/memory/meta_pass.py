@@ -48,7 +48,7 @@ def pass_on_meta(
         num_rows,
         widths,
         label_share=rows.label_share,
-        image_share=rows.image_share,
+        images=rows.images,
         teacher_size=rows.teacher_size if trains else 0,
         packed=rows.packed,
         by_offsets=by_offsets,

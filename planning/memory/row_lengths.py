@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from data.batches.counts import ImageTokens
 from data.batches.layout import BatchLayout
 from data.batches.order import epoch_order
 from data.batches.padding import PaddedWidth
@@ -29,7 +30,7 @@ class RowLengths:
     widest: tuple[int, ...]  # no micro-batch of the run is wider: it decides whether the run fits
     typical: tuple[int, ...]  # of micro-batches on average
     label_share: float = 1.0  # of the tokens that a loss is computed for
-    image_share: float | None = None  # of the tokens of a row, those that stand for images, at most; None: not known
+    images: ImageTokens | None = None  # None: not known, or there are none
     teacher_size: int = 0  # likeliest tokens of a teacher at each label token; 0: rows have none
     eval_rows: int = 1
     eval_widest: tuple[int, ...] | None = None  # of an evaluation's micro-batches; None: as in training

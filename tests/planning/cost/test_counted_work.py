@@ -6,6 +6,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.utils._pytree import tree_map_only
@@ -15,8 +16,9 @@ from transformers import MistralConfig
 from benchmarks.planned_times import plan_model
 from benchmarks.runs.shapes import SHAPES
 from configs.flags import parse_flags
-from data.batches.counts import BatchCounts
+from data.batches.counts import BatchCounts, ImageTokens
 from planning.cost.counted_work import counted_work
+from planning.cost.row_counts import attended_share
 from planning.cost.step_work import micro_batch_work
 from planning.machines.hardware import parse_hardware
 from planning.machines.planned_environment import planned_environment
@@ -25,6 +27,7 @@ from planning.memory.row_lengths import RowLengths
 from planning.model.planned_model import PlannedModel, build_planned_model
 from planning.planned_run import plan_of
 from resolving.resolved import resolve
+from tasks.image_flops import ImageFlops
 from tasks.image_meta_batch import num_image_tokens
 from tests.helpers.image_models import MODELS
 from tests.helpers.pairwise import select_product
@@ -138,6 +141,27 @@ def test_a_frozen_tower_costs_a_forward_pass(tmp_path: Path) -> None:
     whole, frozen = work(), work("--freeze_vision")
     for part in ("matrix_flops", "attention_flops", "moved_bytes", "weight_bytes", "launch_seconds"):
         assert getattr(frozen, part) < getattr(whole, part)
+
+
+def test_packed_pictures_attend_inside_images_and_documents(tmp_path: Path) -> None:
+    flags = "--batching_strategy packing --context_length 64 --activation_checkpointing off --pure_bf16"
+    planned = planned_image_model("qwen2_vl", tmp_path, *flags.split(), dataset="chat_dataset")
+    images = ImageTokens(0.5, 8)
+    rows = RowLengths(1, (64,), (64,), images=images, packed=True)
+    _, work = counted_work(planned, H200.card, 1, (64,), rows, attended_share=0.25)
+    formula = ImageFlops(planned.adapted.model)
+    of_images = 4 * (4 * images.of_each) ** 2 * formula.per_patch_pair
+    assert of_images > 0
+    expected = of_images + 0.25 * 64 * 65 / 2 * formula.text.per_pair
+    assert work.attention_flops == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_the_share_of_pairs_is_that_of_packed_documents(packed: bool) -> None:
+    rows = RowLengths(2, (8,), (8,), packed=packed)
+    counts = np.array([[8, 8, 36, 0, 0, 0], [8, 8, 2 * 10, 0, 0, 0]])  # one document of 8 tokens, two of 4
+    assert attended_share(counts, rows) == (28 / 36 if packed else 1.0)
+    assert attended_share(None, rows) == 1.0
 
 
 def test_kept_features_save_what_the_tower_computes(tmp_path: Path) -> None:
