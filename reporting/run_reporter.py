@@ -18,6 +18,7 @@ from configs.tracking import TrackingConfig
 from data.batches.counts import LABEL_TOKENS, BatchCounts
 from ranks.collectives import gather_to_all
 from ranks.environment import Environment, print_rank_zero
+from reporting.allocator_retries import AllocatorRetries
 from reporting.end_summary import end_figures, end_summary
 from reporting.epoch_lines import epoch_line
 from reporting.expert_line import expert_line
@@ -82,7 +83,7 @@ class RunReporter:
         self._step = span.after_step  # the last one reported, whatever metrics.jsonl holds of earlier sessions
         self._compiles = compiles  # in the next step
         self._bar = progress_bar("epoch", is_hidden=True)
-        self._memory_table = MemoryTable()
+        self._memory_table, self._retries = MemoryTable(), AllocatorRetries()
         self._time_left = TimeLeft(span.num_steps)
         self._run_began = time.perf_counter()
         self._late_end: float | None = None  # of the previous step, if the next one had started by then
@@ -192,8 +193,10 @@ class RunReporter:
             self.say(f"step {step}: fp16 gradients overflowed: no update, {scales}")
         seconds_left, num_steps = self._time_left.seconds(step, seconds), self.span.num_steps
         if step == 1 or step % self.tracking.log_every_steps == 0 or step == num_steps:
-            peak_gib = self.ledger.peak_gib()
-            self.say(log_line(event, num_steps=num_steps, peak_gib=peak_gib, seconds_left=seconds_left))
+            _, peak, _, num_retries = self.ledger.allocator()
+            self.say(log_line(event, num_steps=num_steps, peak_gib=peak / GIB, seconds_left=seconds_left))
+            if line := self._retries.line(step, num_retries):
+                self.say(line)
         self._bar.set_postfix_str(f"{clock(seconds_left)} left, loss {loss:.4f}", refresh=False)
         self._bar.update()
         return seconds

@@ -83,8 +83,12 @@ class AllocatorFigures:
         return min(self.capacity, self.reserved + self.free)
 
 
+EXPANDABLE_SEGMENTS = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
+"""The environment in which torch's allocator lets segments grow, which keeps memory from falling to pieces."""
+
+
 def grows_segments() -> bool:
-    """Whether torch's allocator was told to let segments grow, which keeps memory from falling to pieces."""
+    """Whether torch's allocator was told so."""
     told = (os.environ.get(name, "") for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"))
     return any("expandable_segments:true" in text.lower().replace(" ", "") for text in told)
 

@@ -27,7 +27,10 @@ def train_events(run_folder: Path) -> list[dict[str, Any]]:
 
 
 def speed_figures(events: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Medians per device over the steps after warm-up, the peak of the run, and its first loss."""
+    """Medians per device over the steps after warm-up, the run's peak and first loss, and retries of its allocator.
+
+    Memory is recorded in a few steps alone, so later retries are not counted.
+    """
     train = [event for event in events if event["event"] == "train"]
     steady = train[WARMUP_STEPS:]
     return {
@@ -35,6 +38,9 @@ def speed_figures(events: Sequence[Mapping[str, Any]]) -> dict[str, float]:
         "tflops": statistics.median(event["model_tflops_per_device"] for event in steady),
         "peak_gib": events[-1]["peak_allocated_gib"] or math.nan,
         "first_loss": train[0]["loss"],
+        "num_alloc_retries": max(
+            (event["num_alloc_retries"] for event in events if event["event"] == "memory"), default=0
+        ),
     }
 
 

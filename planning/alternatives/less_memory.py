@@ -20,7 +20,6 @@ from utils.errors import ConfigError
 
 NUM_SHOWN = 3
 PATIENCE_SECONDS = 15.0  # for all plans; each takes seconds, and torchrun gives a rank 30 s to end
-EXPANDABLE_SEGMENTS = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
 
 TILE = 8192
 """Tokens of the tiles that are offered: smaller ones would save nothing, since a layer's attention holds more."""

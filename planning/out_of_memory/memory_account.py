@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from planning.alternatives.less_memory import EXPANDABLE_SEGMENTS, Change
+from planning.alternatives.less_memory import Change
 from planning.memory.memory_plan import verdict_in_room
 from planning.out_of_memory.failure_scene import FailedBatch, FailedLayer
-from utils.memory_errors import AllocatorFigures, grows_segments
+from utils.memory_errors import EXPANDABLE_SEGMENTS, AllocatorFigures, grows_segments
 from utils.units import GIB, readable
 
 PARTS = ("params", "grads", "optimizer", "activations", "other")

@@ -21,7 +21,7 @@ import torch
 from configs.changed_flags import changed_flags
 from configs.flags import parse_flags
 from configs.run import RunConfig
-from planning.alternatives.less_memory import EXPANDABLE_SEGMENTS, Change, cheapest, device_changes, host_changes
+from planning.alternatives.less_memory import Change, cheapest, device_changes, host_changes
 from planning.out_of_memory.failure_scene import FailedLayer, batch_of, largest_module, layer_of, phase_of, stack_of
 from planning.out_of_memory.memory_account import NUM_LARGEST, MemoryAccount, Suggestion, suggestion_lines
 from planning.out_of_memory.predicted import Decided, figures_on_cpu, plans_for
@@ -34,7 +34,7 @@ from run_folder.other_runs import checkpoint_root_of
 from utils.atomic_write import write_atomically
 from utils.errors import RunError
 from utils.host_memory import read_host_memory
-from utils.memory_errors import AllocatorFigures, allocator_figures, grows_segments, what_ran_out
+from utils.memory_errors import EXPANDABLE_SEGMENTS, AllocatorFigures, allocator_figures, grows_segments, what_ran_out
 from utils.small_files import read_json
 from utils.units import GIB
 

@@ -10,9 +10,10 @@ from configs.changed_flags import changed_flags
 from configs.flags import parse_flags
 from configs.run import RunConfig
 from planning.alternatives.failed_run import Plans
-from planning.alternatives.less_memory import EXPANDABLE_SEGMENTS, Change, cheapest, device_changes, host_changes
+from planning.alternatives.less_memory import Change, cheapest, device_changes, host_changes
 from planning.out_of_memory.failure_scene import PHASES
 from policies.activations.checkpointing import Checkpointing
+from utils.memory_errors import EXPANDABLE_SEGMENTS
 
 MODEL = ["--model_name", "M"]
 
