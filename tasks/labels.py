@@ -14,6 +14,7 @@ from transformers import PreTrainedConfig
 from data.batches.mixing import describe_row
 from data.batches.rows import Rows
 from data.pipeline import RunData
+from data.sequences.token_columns import LARGEST_FP32
 from data.sequences.tokenized import Sequences
 from utils.errors import ConfigError
 
@@ -22,7 +23,6 @@ ProblemType = Literal["single_label_classification", "multi_label_classification
 
 MOST_CLASSES = 10_000  # more are numbers, or texts, that were taken for classes
 _NUM_NAMED = 8  # classes in a message
-_LARGEST = float(np.finfo(np.float32).max)
 
 
 @dataclass(frozen=True)
@@ -233,7 +233,7 @@ def _to_numbers(value: Any, labels: Labels, number_of: Mapping[str, int]) -> np.
             raise ValueError(
                 f"label {value!r} is no number; give --problem_type single_label_classification if it is a class"
             )
-        if abs(number) > _LARGEST:
+        if abs(number) > LARGEST_FP32:
             raise ValueError(f"label {value!r} is larger than fp32 holds; divide all labels by one number")
         return np.array([number], dtype=np.float32).view(np.int32)
     if isinstance(value, list) and labels.problem_type == "single_label_classification":
@@ -272,7 +272,9 @@ def weights_of_classes(asked: Sequence[str], labels: Labels, count: Callable[[],
             f"{', '.join(labels.names[:_NUM_NAMED])}"
         )
     weights = {name: _number(weight) for name, weight in given.items()}
-    if wrong := next((name for name, weight in weights.items() if weight is None or not 0 <= weight <= _LARGEST), None):
+    if wrong := next(
+        (name for name, weight in weights.items() if weight is None or not 0 <= weight <= LARGEST_FP32), None
+    ):
         raise ConfigError(f"--class_weights: {given[wrong]} of {wrong} is no weight; give a number from 0 on")
     if len(given) < len(asked):
         raise ConfigError(f"--class_weights: {', '.join(asked)} gives a class two weights; leave one of them out")

@@ -26,7 +26,7 @@ OF_TARGETS = ("target_weights", "teacher_ids", "teacher_logprobs")
 TokenArrays = Mapping[str, np.ndarray]
 """By column: fp32 [tokens], or of a teacher int32 and fp32 [tokens, k]."""
 
-_LARGEST = float(np.finfo(np.float32).max)
+LARGEST_FP32 = float(np.finfo(np.float32).max)
 _MOST_IDS = 2**24  # whole numbers below are exact in fp32
 _MOST_SUM = 1.05  # of a token's probabilities: logarithms may be rounded to bf16
 
@@ -41,7 +41,7 @@ def weight_of(column: str, value: Any) -> float:
         weight = float("nan") if isinstance(value, bool) else float(value)  # CSV files hold texts
     except (TypeError, ValueError, OverflowError):
         weight = float("nan")
-    if not 0 <= weight <= _LARGEST:
+    if not 0 <= weight <= LARGEST_FP32:
         raise BadExample(f"column {column} holds {value!r}, and a weight is a number of at least 0")
     return weight
 
