@@ -14,7 +14,7 @@ from data.batches.padding import EXACT, PaddedWidth, batch_lengths, batch_width
 from data.sequences.token_columns import TEACHER_IDS, TEACHER_LOGPROBS, WEIGHTS, end_to_end
 from data.sequences.tokenized import Row, TokenSequence
 from data.tokens.labels import IGNORE_INDEX, next_tokens_to_predict
-from tasks.micro_batch import TensorBatch, meta_ids
+from tasks.micro_batch import BatchShape, TensorBatch, meta_ids
 
 
 @dataclass(frozen=True)
@@ -132,11 +132,12 @@ def _cu_seqlens(position_ids: np.ndarray) -> np.ndarray:
     return np.append(np.flatnonzero(position_ids == 0), position_ids.size).astype(np.int32)
 
 
-def causal_meta_batch(rows: int, width: int, label_share: float, *, packed: bool, by_offsets: bool) -> CausalMicroBatch:
+def causal_meta_batch(shape: BatchShape) -> CausalMicroBatch:
     """A batch without values (`tasks.task.Task.meta_batch`)."""
-    num_labels = max(1, round(label_share * rows * (width - 1)))
-    mask = None if packed or by_offsets else meta_ids(rows, width)
-    if packed and not by_offsets:  # the mask that transformers makes of restarting position ids
+    rows, width, packed = shape.rows, shape.width, shape.packed
+    num_labels = max(1, round(shape.label_share * rows * (width - 1)))
+    mask = None if packed or shape.by_offsets else meta_ids(rows, width)
+    if packed and not shape.by_offsets:  # the mask that transformers makes of restarting position ids
         mask = torch.empty(rows, 1, width, width, dtype=torch.bool, device="meta")
     return CausalMicroBatch(
         input_ids=meta_ids(rows, width),

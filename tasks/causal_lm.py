@@ -13,7 +13,6 @@ from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, PreTrained
 
 from configs.train_settings.data import DEFAULT_CONTEXT_LENGTH
 from configs.training import TrainConfig
-from data.batches.counts import ImageTokens
 from data.batches.padding import pad_left, padding_id
 from data.sequences.causal import build_sequences
 from data.sequences.reading import Reading
@@ -38,7 +37,7 @@ from tasks.generation import (
     sampling,
 )
 from tasks.listening import listening
-from tasks.micro_batch import offsets_of
+from tasks.micro_batch import BatchShape, offsets_of
 from tasks.task import BatchForm, Task
 from utils.errors import ConfigError
 
@@ -191,16 +190,9 @@ class CausalLM(Task[CausalMicroBatch]):
         self,
         model_config: PreTrainedConfig,
         train_config: TrainConfig,
-        rows: int,
-        widths: Sequence[int],
-        *,
-        label_share: float,
-        images: ImageTokens | None = None,
-        packed: bool,
-        by_offsets: bool,
+        shape: BatchShape,
     ) -> CausalMicroBatch:
-        (width,) = widths
-        return causal_meta_batch(rows, width, label_share, packed=packed, by_offsets=by_offsets)
+        return causal_meta_batch(shape)
 
 
 def _find_decoder(model: PreTrainedModel) -> nn.Module | None:

@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from data.batches.counts import ImageTokens
 from tasks.image_batches import ImageTextMicroBatch
 from tasks.image_positions import GridPositions
 from tasks.image_rows import GRIDS
-from tasks.micro_batch import meta_ids
+from tasks.micro_batch import BatchShape, meta_ids
 from utils.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -45,32 +44,22 @@ def num_image_tokens(model_config: PreTrainedConfig) -> int:
     )
 
 
-def image_meta_batch(
-    config: PreTrainedConfig,
-    rows: int,
-    width: int,
-    longest: int,
-    *,
-    label_share: float,
-    images: ImageTokens | None,
-    packed: bool,
-    by_offsets: bool,
-) -> ImageTextMicroBatch:
+def image_meta_batch(config: PreTrainedConfig, shape: BatchShape, longest: int) -> ImageTextMicroBatch:
     """Rows of images and text, without values; a decoder of its own writes captions.
 
+    If the data is not at hand, rows hold images of one size with captions as long as they may be, or one image alone.
+
     Args:
-        width: tokens of a row, those of images included, or of a caption that has a row of its own.
+        shape: its width is of a row, tokens of images included, or of a caption that has a row of its own.
         longest: the most tokens of a caption.
-        label_share: of the tokens of rows, those that are learned.
-        images: None: the data is not at hand, and rows hold images of one size with captions as long as they may be, or
-            one image alone.
     """
+    rows, width, packed, images = shape.rows, shape.width, shape.packed, shape.images
     has_grids = GridPositions.of_config(config) is not None
     if getattr(config.get_text_config(), "is_encoder_decoder", False):
         return _of_captions_apart(config, rows, min(width, longest))
     of_each = None if images is None else images.of_each
     if images is not None:
-        num_features, num_labels = round(images.share * rows * width), round(label_share * rows * (width - 1))
+        num_features, num_labels = round(images.share * rows * width), round(shape.label_share * rows * (width - 1))
     elif has_grids:
         num_features, num_labels = rows * max(1, width - longest), rows * min(width - 1, longest)
     else:
@@ -84,7 +73,7 @@ def image_meta_batch(
         inputs["position_ids"] = meta_ids(4, rows, width)
     elif packed:
         inputs["position_ids"] = meta_ids(rows, width)
-    if not by_offsets:  # packed rows get the mask that transformers makes of restarting positions
+    if not shape.by_offsets:  # packed rows get the mask that transformers makes of restarting positions
         mask = torch.empty(rows, 1, width, width, dtype=torch.bool, device="meta")
         inputs["attention_mask"] = mask if packed else meta_ids(rows, width)
     return _batch(inputs, max(1, num_labels), rows * width, config)

@@ -14,7 +14,6 @@ from transformers import AutoModelForImageTextToText, PreTrainedConfig, PreTrain
 from configs.run import RunConfig
 from configs.train_settings.data import DEFAULT_CONTEXT_LENGTH
 from configs.training import TrainConfig
-from data.batches.counts import ImageTokens
 from data.batches.padding import padding_id
 from data.images.samples import ImageSample
 from data.processors import processor_loading
@@ -53,6 +52,7 @@ from tasks.image_reading import BuildImageSequences, end_id
 from tasks.image_rows import RowsOfImages
 from tasks.image_sample_batches import CaptionsOrSamples
 from tasks.image_settings import check_image_settings
+from tasks.micro_batch import BatchShape
 from tasks.seq2seq_lm import Seq2SeqLM, check_decoder_tokens
 from tasks.task import BatchForm, Task
 from utils.errors import ConfigError
@@ -259,25 +259,9 @@ class ImageText(Task[ImageTextMicroBatch]):
         self,
         model_config: PreTrainedConfig,
         train_config: TrainConfig,
-        rows: int,
-        widths: Sequence[int],
-        *,
-        label_share: float,
-        images: ImageTokens | None = None,
-        packed: bool,
-        by_offsets: bool,
+        shape: BatchShape,
     ) -> ImageTextMicroBatch:
-        (width,) = widths
-        return image_meta_batch(
-            model_config,
-            rows,
-            width,
-            train_config.max_text_length,
-            label_share=label_share,
-            images=images,
-            packed=packed,
-            by_offsets=by_offsets,
-        )
+        return image_meta_batch(model_config, shape, train_config.max_text_length)
 
 
 def head(model: PreTrainedModel) -> PreTrainedModel:

@@ -3,14 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Protocol, Self, TypeVar
 
 import numpy as np
 import torch
 
-from data.batches.counts import BatchCounts
+from data.batches.counts import BatchCounts, ImageTokens
 from ranks.collectives import sum_on_host
+
+
+@dataclass(frozen=True)
+class BatchShape:
+    """What a plan knows of a micro-batch."""
+
+    rows: int
+    widths: tuple[int, ...]  # tokens of a row, and of a target if targets are apart
+    label_share: float = 1.0  # of the tokens, those that a loss is computed for
+    images: ImageTokens | None = None  # None: there are none, or the data is not at hand
+    packed: bool = False  # several sequences share a row
+    by_offsets: bool = False  # the model takes no mask (`policies.attention.choice`)
+
+    @property
+    def width(self) -> int:
+        """Of a row that has no target apart from it."""
+        (width,) = self.widths
+        return width
 
 
 class MicroBatch(Protocol):

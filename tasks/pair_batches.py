@@ -15,6 +15,7 @@ from data.sequences.pairs import AnswerPair
 from data.sequences.tokenized import TokenSequence
 from data.tokens.labels import IGNORE_INDEX
 from tasks.causal_batches import CausalMicroBatch, Collator
+from tasks.micro_batch import BatchShape
 from tasks.shared_keys import keys_with, positions_with, shared_starts
 
 
@@ -98,10 +99,11 @@ def _num_labels(text: TokenSequence) -> int:
     return int((text.labels[1:] != IGNORE_INDEX).sum())  # a first token follows nothing
 
 
-def rows_of_pairs(rows: int, width: int, *, packed: bool) -> tuple[int, int]:
-    """Rows and tokens of a row in a micro-batch of so many rows of the data. A padded one of the data is a pair, whose
-    texts have a row each."""
-    return (rows, width) if packed else (2 * rows, max(2, -(-width // 2)))
+def shape_of_pairs(shape: BatchShape) -> BatchShape:
+    """The shape of a micro-batch of rows of the data. A padded one is a pair, whose texts have a row each."""
+    if shape.packed:
+        return shape
+    return replace(shape, rows=2 * shape.rows, widths=(max(2, -(-shape.width // 2)),))
 
 
 def keys_of(batch: PairMicroBatch) -> dict[str, Any]:

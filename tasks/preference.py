@@ -14,7 +14,6 @@ from transformers import PreTrainedConfig
 from configs.preference import PREFERENCE, LossType
 from configs.run import RunConfig
 from configs.training import TrainConfig
-from data.batches.counts import ImageTokens
 from data.sequences.pairs import build_pairs
 from data.sequences.reading import Reading
 from data.sequences.tokenized import TokenSequence
@@ -22,8 +21,8 @@ from data.tokens.encoding import ONE_TEXT
 from tasks.causal_batches import CausalMicroBatch, causal_meta_batch
 from tasks.causal_lm import CausalLM
 from tasks.generation import PromptedAnswer
-from tasks.micro_batch import meta_ids
-from tasks.pair_batches import PairCollator, PairMicroBatch, keys_of, rows_of_pairs, texts_of
+from tasks.micro_batch import BatchShape, meta_ids
+from tasks.pair_batches import PairCollator, PairMicroBatch, keys_of, shape_of_pairs, texts_of
 from tasks.preference_losses import PreferenceLoss, Preferences
 from tasks.task import BatchForm
 
@@ -112,20 +111,13 @@ class Preference(CausalLM):
         self,
         model_config: PreTrainedConfig,
         train_config: TrainConfig,
-        rows: int,
-        widths: Sequence[int],
-        *,
-        label_share: float,
-        images: ImageTokens | None = None,
-        packed: bool,
-        by_offsets: bool,
+        shape: BatchShape,
     ) -> PairMicroBatch:
-        (width,) = widths
-        rows, width = rows_of_pairs(rows, width, packed=packed)
-        batch = causal_meta_batch(rows, width, label_share, packed=packed, by_offsets=by_offsets)
+        shape = shape_of_pairs(shape)
+        batch, rows, width = causal_meta_batch(shape), shape.rows, shape.width
         shared: dict[str, Any] = {}
         if self.shares_prompts:  # what has no label is the pairs' prompts, or little else
-            num_copies = int((1 - label_share) * width)
+            num_copies = int((1 - shape.label_share) * width)
             shared["key_places"] = meta_ids(rows * (width + num_copies))
             shared["key_copies"] = meta_ids(2, rows * width)
         return PairMicroBatch(

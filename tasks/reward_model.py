@@ -14,13 +14,13 @@ from transformers import PreTrainedConfig
 
 from configs.preference import REWARD_MODEL
 from configs.training import TrainConfig
-from data.batches.counts import ImageTokens
 from data.pipeline import RunData
 from data.sequences.pairs import AnswerPair, build_pairs
 from data.sequences.reading import Reading
 from data.tokens.encoding import ONE_TEXT
 from tasks.labels import Labels
-from tasks.pair_batches import rows_of_pairs, texts_of
+from tasks.micro_batch import BatchShape
+from tasks.pair_batches import shape_of_pairs, texts_of
 from tasks.task import BatchForm, Task
 from tasks.text_batches import TextCollator, TextMicroBatch
 from tasks.text_classification import TextClassification
@@ -112,20 +112,12 @@ class RewardModel(TextClassification):
         self,
         model_config: PreTrainedConfig,
         train_config: TrainConfig,
-        rows: int,
-        widths: Sequence[int],
-        *,
-        label_share: float,
-        images: ImageTokens | None = None,
-        packed: bool,
-        by_offsets: bool,
+        shape: BatchShape,
     ) -> RewardMicroBatch:
-        (width,) = widths
-        rows, width = rows_of_pairs(rows, width, packed=packed)
-        given = {"label_share": label_share, "packed": packed, "by_offsets": by_offsets}
-        batch = super().meta_batch(model_config, train_config, rows, (width,), **given)  # type: ignore[arg-type]
+        shape = shape_of_pairs(shape)
+        batch = super().meta_batch(model_config, train_config, shape)
         values = {field.name: getattr(batch, field.name) for field in fields(batch)}
-        return RewardMicroBatch(**{**values, "num_samples": rows // 2 * 2})
+        return RewardMicroBatch(**{**values, "num_samples": shape.rows // 2 * 2})
 
 
 def _margins(scores: torch.Tensor, batch: TextMicroBatch) -> torch.Tensor:

@@ -14,7 +14,6 @@ from transformers import AutoModelForSeq2SeqLM, PreTrainedConfig, PreTrainedMode
 from configs.run import RunConfig
 from configs.train_settings.data import DEFAULT_SOURCE_LENGTH, DEFAULT_TARGET_LENGTH
 from configs.training import TrainConfig
-from data.batches.counts import ImageTokens
 from data.batches.padding import EXACT, pad_right, padding_id
 from data.sequences.reading import Reading
 from data.sequences.source_target import Affixes, SourceTargetBuilder
@@ -37,6 +36,7 @@ from tasks.generation import (
     sampling,
 )
 from tasks.listening import listening
+from tasks.micro_batch import BatchShape
 from tasks.seq2seq_batches import Seq2SeqCollator, Seq2SeqMicroBatch, seq2seq_meta_batch
 from tasks.task import BatchForm, Task
 from utils.errors import ConfigError
@@ -232,15 +232,9 @@ class Seq2SeqLM(Task[Seq2SeqMicroBatch]):
         self,
         model_config: PreTrainedConfig,
         train_config: TrainConfig,
-        rows: int,
-        widths: Sequence[int],
-        *,
-        label_share: float,
-        images: ImageTokens | None = None,
-        packed: bool,
-        by_offsets: bool,
+        shape: BatchShape,
     ) -> Seq2SeqMicroBatch:
-        return seq2seq_meta_batch(rows, *widths)
+        return seq2seq_meta_batch(shape.rows, *shape.widths)
 
 
 def check_decoder_tokens(text_config: PreTrainedConfig, model_name: str) -> None:

@@ -18,7 +18,6 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from configs.run import RunConfig
 from configs.training import TrainConfig
-from data.batches.counts import ImageTokens
 from data.batches.packing import Offsets
 from data.batches.padding import PaddedWidth
 from data.batches.step_loader import Unreadable
@@ -30,7 +29,7 @@ from data.sequences.tokenized import TokenSequence
 from data.tokens.labels import IGNORE_INDEX
 from tasks.flops import Cost, Flops, UnknownFlops, flops_per_token
 from tasks.generation import AnswerSettings, GeneratedAnswer, GeneratingModel, GenerationSettings, PromptedAnswer
-from tasks.micro_batch import Batch
+from tasks.micro_batch import Batch, BatchShape
 from tasks.task_loss import TaskLoss
 from utils.errors import ConfigError
 
@@ -232,21 +231,9 @@ class Task(TaskLoss[Batch]):
         self,
         model_config: PreTrainedConfig,
         train_config: TrainConfig,
-        rows: int,
-        widths: Sequence[int],
-        *,
-        label_share: float,
-        images: ImageTokens | None = None,
-        packed: bool,
-        by_offsets: bool,
+        shape: BatchShape,
     ) -> Batch:
         """A batch without values, on the meta device, with the shapes of a run's own: memory is planned with it.
-
-        Args:
-            widths: tokens of a row, and of a target if targets are apart.
-            label_share: fraction of the tokens that a loss is computed for.
-            images: tokens that stand for images; None: the data is not at hand.
-            by_offsets: the model takes no mask (`policies.attention.choice`).
 
         Raises:
             ConfigError: by default: no plan can be made.

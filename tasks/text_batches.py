@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 import torch
@@ -12,7 +12,7 @@ from data.sequences.tokenized import Row, TokenSequence
 from data.tokens.labels import IGNORE_INDEX
 from tasks.causal_batches import CausalMicroBatch, Collator, causal_meta_batch
 from tasks.labels import ProblemType
-from tasks.micro_batch import meta_ids
+from tasks.micro_batch import BatchShape, meta_ids
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,22 +99,13 @@ def _token_types(samples: Sequence[TokenSequence], input_ids: torch.Tensor) -> t
     return types
 
 
-def text_meta_batch(
-    rows: int,
-    widths: Sequence[int],
-    wanted: torch.Tensor,
-    *,
-    packed: bool,
-    by_offsets: bool,
-    reads_last: bool,
-) -> TextMicroBatch:
+def text_meta_batch(shape: BatchShape, wanted: torch.Tensor, *, reads_last: bool) -> TextMicroBatch:
     """A batch without values (`tasks.task.Task.meta_batch`), of one text per row."""
-    (width,) = widths
-    whole = causal_meta_batch(rows, width, 0.0, packed=packed, by_offsets=by_offsets)
+    whole = causal_meta_batch(replace(shape, label_share=0.0))
     return TextMicroBatch(
         **{field.name: getattr(whole, field.name) for field in fields(whole)},
-        num_samples=rows,
+        num_samples=shape.rows,
         wanted=wanted,
-        read_positions=meta_ids(rows) if reads_last else None,
+        read_positions=meta_ids(shape.rows) if reads_last else None,
         token_type_ids=None,
     )

@@ -19,7 +19,6 @@ from transformers import (
 from configs.run import RunConfig
 from configs.train_settings.data import DEFAULT_CONTEXT_LENGTH
 from configs.training import TrainConfig
-from data.batches.counts import ImageTokens
 from data.batches.padding import padding_id
 from data.pipeline import RunData
 from data.processors.tokenizer_loading import load_tokenizer
@@ -39,6 +38,7 @@ from tasks.label_figures import (
 )
 from tasks.label_losses import label_losses
 from tasks.labels import counts_of_classes, read_labels, weights_of_classes
+from tasks.micro_batch import BatchShape
 from tasks.task import BatchForm, Task
 from tasks.text_batches import TextCollator, TextMicroBatch, text_meta_batch
 from tasks.text_settings import check_settings_of_labels, check_text_settings
@@ -237,17 +237,10 @@ class TextClassification(Task[TextMicroBatch]):
         self,
         model_config: PreTrainedConfig,
         train_config: TrainConfig,
-        rows: int,
-        widths: Sequence[int],
-        *,
-        label_share: float,
-        images: ImageTokens | None = None,
-        packed: bool,
-        by_offsets: bool,
+        shape: BatchShape,
     ) -> TextMicroBatch:
-        wanted = torch.empty(rows, dtype=torch.int64, device="meta")
-        reads_last = self.packs(model_config)
-        return text_meta_batch(rows, widths, wanted, packed=packed, by_offsets=by_offsets, reads_last=reads_last)
+        wanted = torch.empty(shape.rows, dtype=torch.int64, device="meta")
+        return text_meta_batch(shape, wanted, reads_last=self.packs(model_config))
 
     # Answers
 

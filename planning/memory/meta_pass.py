@@ -18,7 +18,7 @@ from planning.model.planned_model import PlannedModel
 from policies.attention.choice import goes_by_offsets
 from policies.embedding_noise import EmbeddingNoise
 from policies.vision_features import features_given
-from tasks.micro_batch import MicroBatch
+from tasks.micro_batch import BatchShape, MicroBatch
 
 DEFAULT_CAPABILITY = (8, 0)
 """The capability of a card of which only the memory is known: all cards of the last five years have flash attention."""
@@ -43,16 +43,8 @@ def pass_on_meta(
     by_offsets = goes_by_offsets(planned.empty.attention)
     # Ranks that share rows have parts of them; the model's attention counts whole rows of its heads.
     widths = tuple(-(-width // resolved.policies.context.size) for width in widths)
-    batch = meta_batch(
-        resolved,
-        num_rows,
-        widths,
-        label_share=rows.label_share,
-        images=rows.images,
-        teacher_size=rows.teacher_size if trains else 0,
-        packed=rows.packed,
-        by_offsets=by_offsets,
-    )
+    shape = BatchShape(num_rows, widths, rows.label_share, rows.images, rows.packed, by_offsets)
+    batch = meta_batch(resolved, shape, teacher_size=rows.teacher_size if trains else 0)
     alpha, embedding = planned.config.train_config.neftune_noise_alpha, planned.adapted.base.get_input_embeddings()
     noise = EmbeddingNoise(embedding, alpha, seed=0, steps_taken=lambda: 0)
     has_mask = not rows.packed and not by_offsets

@@ -45,6 +45,7 @@ from policies.optimizers.build import build_optimizer
 from policies.sharding import shard
 from policies.weights.tensor_names import shared_names
 from preparation.building import Trainable
+from tasks.micro_batch import BatchShape
 from utils.units import GIB
 
 CPU = torch.device("cpu")
@@ -150,15 +151,9 @@ def _to_cpu(model: nn.Module) -> None:
 def _fake_batch(plan: Plan) -> Any:
     """The run's widest micro-batch, of fake tensors."""
     rows = plan.rows
-    batch = meta_batch(
-        plan.model.resolved,
-        rows.rows,
-        rows.widest,
-        label_share=rows.label_share,
-        teacher_size=rows.teacher_size,
-        packed=rows.packed,
-        by_offsets=plan.model.empty.attention == BY_OFFSETS,
-    )
+    by_offsets = plan.model.empty.attention == BY_OFFSETS
+    shape = BatchShape(rows.rows, rows.widest, rows.label_share, packed=rows.packed, by_offsets=by_offsets)
+    batch = meta_batch(plan.model.resolved, shape, teacher_size=rows.teacher_size)
 
     def on_cpu(value: Any) -> Any:
         return tree_map_only(torch.Tensor, lambda tensor: torch.empty_like(tensor, device=CPU), value)

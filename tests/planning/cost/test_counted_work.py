@@ -29,6 +29,7 @@ from planning.planned_run import plan_of
 from resolving.resolved import resolve
 from tasks.image_flops import ImageFlops
 from tasks.image_meta_batch import num_image_tokens
+from tasks.micro_batch import BatchShape
 from tests.helpers.image_models import MODELS
 from tests.helpers.pairwise import select_product
 from utils.model_parts import vision_part
@@ -100,7 +101,7 @@ def flops_of_a_real_step(planned: PlannedModel) -> int:
     resolved, model = planned.resolved, planned.adapted.model.to_empty(device="cpu").train()
     for tensor in (*model.parameters(), *model.buffers()):
         tensor.detach().zero_()
-    batch = meta_batch(resolved, 2, ROWS.widest, label_share=1.0, packed=False, by_offsets=False)
+    batch = meta_batch(resolved, BatchShape(2, ROWS.widest))
 
     def real(value: Any) -> Any:
         ones = lambda t: torch.ones(t.shape, dtype=t.dtype) if t.is_meta else t  # noqa: E731
@@ -171,7 +172,7 @@ def test_kept_features_save_what_the_tower_computes(tmp_path: Path) -> None:
         for more in ([], ["--cache_vision_features"])
     )
     works = [counted_work(planned, H200.card, 2, ROWS.widest, ROWS)[1] for planned in (whole, kept)]
-    batch: Any = meta_batch(whole.resolved, 2, ROWS.widest, label_share=1.0, packed=False, by_offsets=False)
+    batch: Any = meta_batch(whole.resolved, BatchShape(2, ROWS.widest))
     (tower,) = vision_part(whole.adapted.base)
     for tensor in (*tower.to_empty(device="cpu").parameters(), *tower.buffers()):
         tensor.detach().zero_()
