@@ -6,7 +6,9 @@ text becomes parts, which the templates of models of image and text take.
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -55,8 +57,7 @@ class RowImages:
         if len(given) > 1:
             raise BadExample(f"it has images in {' and '.join(given)}; leave one of them out")
         value = example[given[0]] if given else []
-        values = value if isinstance(value, list) else [value]
-        return cls(values, bool(names) and not any(map(is_image_part, _parts(turns))))
+        return cls(_listed(value), bool(names) and not any(map(is_image_part, _parts(turns))))
 
     def in_text(self, text: str) -> str:
         """A text of a turn, with one character for each image that has its place there.
@@ -83,7 +84,7 @@ class RowImages:
         Raises:
             BadExample: if there are other numbers of images and placeholders.
         """
-        values = values if isinstance(values, list) else [values]
+        values = _listed(values)
         num_places = text.count(_PLACEHOLDER)
         if num_places not in (0, len(values)):
             raise BadExample(f"it has {plural(len(values), 'image')} and {num_places} times {_PLACEHOLDER}")
@@ -158,6 +159,16 @@ def _split(text: str) -> Iterator[dict[str, Any]]:
             yield {"type": "image"}
         if part:
             yield {"type": "text", "text": part}
+
+
+def _listed(value: Any) -> list[Any]:
+    """The images of a column. A cell of a CSV file holds a list as text, as Python or JSON writes it."""
+    if isinstance(value, str) and value.strip().startswith("["):
+        with suppress(ValueError, SyntaxError, MemoryError, RecursionError):
+            read = ast.literal_eval(value.strip())
+            if isinstance(read, list) and all(isinstance(image, str) for image in read):
+                return read
+    return value if isinstance(value, list) else [value]
 
 
 def _parts(turns: Sequence[Any]) -> Iterator[Any]:

@@ -7,9 +7,11 @@ import io
 import os
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
+from urllib.parse import unquote
 
 import numpy as np
 
@@ -79,7 +81,8 @@ def image_source(value: Any, what: str, folder: Path | None) -> ImageSource:
         raise BadExample(f"{what} is no image and no path of one but {kind}")
     if value.startswith("data:"):
         return _decoded(value, what)
-    value = value.removeprefix("file://")
+    if value.startswith("file://"):
+        value = _path_of_uri(value.removeprefix("file://"), folder)
     if "://" in value:
         raise BadExample(f"{what}: {value} is a URL, and images are not downloaded; give their files")
     path = Path(os.path.expanduser(value))  # without an error for the home folder of nobody
@@ -99,6 +102,15 @@ def image_source(value: Any, what: str, folder: Path | None) -> ImageSource:
     if not is_file:
         raise BadExample(f"{what}: there is no file {named}{remedy}")
     return path
+
+
+def _path_of_uri(written: str, folder: Path | None) -> str:
+    """The path in a `file://` address as it stands there, or, if nothing is called so, with its %20 read (RFC 8089)."""
+    read = unquote(written)
+    with suppress(OSError):
+        if not (folder or Path()).joinpath(written).is_file() and (folder or Path()).joinpath(read).is_file():
+            return read
+    return written
 
 
 def _decoded(uri: str, what: str) -> bytes:

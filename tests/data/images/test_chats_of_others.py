@@ -6,8 +6,10 @@ Each test says which pixels and which tokens reach the model, and which are lear
 from __future__ import annotations
 
 import base64
+import csv
 import io
 import json
+import shutil
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
@@ -223,6 +225,31 @@ def test_pages_of_a_document_in_qwens_form(processor: Any, folder: Path) -> None
     expected = turns(f"{PICTURE}{PICTURE}one ?", "two", f"{PICTURE}three ?", "blue")
     assert_reads(processor, samples, [(expected, ["two</s>", "blue</s>"], [RED, GREEN, BLUE])])
     assert [row for first, last in samples[0].places.tolist() for row in (last - first,)] == [4, 4, 4]
+
+
+@pytest.mark.parametrize("write_list", [str, json.dumps], ids=["Python", "JSON"])
+def test_a_csv_files_lists_of_images(processor: Any, folder: Path, write_list: Any) -> None:
+    """As pandas writes a column of lists, and as JSON does; one image alone needs no list."""
+    rows = [
+        ["<image><image>red ?", "two", write_list(["pictures/red.png", "pictures/green.png"])],
+        ["<image>one ?", "blue", "pictures/blue.png"],
+    ]
+    with (folder / "train.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([["instruction", "output", "images"], *rows])
+    expected = [
+        (turns(f"{PICTURE}{PICTURE}red ?", "two"), ["two</s>"], [RED, GREEN]),
+        (turns(f"{PICTURE}one ?", "blue"), ["blue</s>"], [BLUE]),
+    ]
+    assert_reads(processor, read_chats(processor, folder / "train.csv"), expected)
+
+
+def test_addresses_of_files_are_read_as_written_and_else_with_their_escapes(processor: Any, folder: Path) -> None:
+    shutil.copy(folder / "pictures/red.png", folder / "pictures/a b.png")
+    shutil.copy(folder / "pictures/green.png", folder / "pictures/c%20d.png")
+    names = [f"file://{folder}/pictures/a%20b.png", f"file://{folder}/pictures/c%20d.png"]
+    row = {"instruction": "<image><image>red ?", "output": "two", "images": names}
+    samples = read_chats(processor, write(folder / "train.jsonl", [row]))
+    assert_reads(processor, samples, [(turns(f"{PICTURE}{PICTURE}red ?", "two"), ["two</s>"], [RED, GREEN])])
 
 
 def save_shard(file: Path, members: dict[str, bytes]) -> Path:
