@@ -8,6 +8,7 @@ from functools import partial
 from numbers import Real
 from pathlib import Path
 
+from data.dataset_functions.user_errors import RAISED
 from evaluation.measure import Answer, Measure, PromptScorer, Scorer
 from utils.errors import ConfigError, in_one_line
 from utils.imported_files import import_file
@@ -45,7 +46,7 @@ class UserMeasure(Measure):
             raise ConfigError(f"{FLAG}: there is no file {file}; give FILE.py:FUNCTION")
         try:
             module = import_file(path)
-        except Exception as error:  # whatever the file raises
+        except RAISED as error:
             raise ConfigError(f"{FLAG}: {file} could not be imported ({_told(error)})") from error
         function = getattr(module, name, None)
         if not callable(function):
@@ -62,7 +63,7 @@ class UserMeasure(Measure):
     def _score(self, prompt: str, reference: str, text: str) -> Mapping[str, float]:
         try:
             found = self._function(prompt, reference, text)
-        except Exception as error:
+        except RAISED as error:
             raise ConfigError(f"{FLAG}: {self._place} failed on an answer ({_told(error)}); mend it") from error
         figures = dict(found) if isinstance(found, Mapping) else {self._name: found}
         for name, value in figures.items():
@@ -94,5 +95,5 @@ def _is_finite(value: object) -> bool:
         return False
 
 
-def _told(error: Exception) -> str:
+def _told(error: BaseException) -> str:
     return f"{type(error).__name__}: {in_one_line(error)}"

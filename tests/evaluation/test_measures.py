@@ -144,6 +144,9 @@ def length(prompt, reference, answer):
 def fails(prompt, reference, answer):
     return answer[99]
 
+def leaves(prompt, reference, answer):
+    raise SystemExit("no judge")
+
 def no_number(prompt, reference, answer):
     return "good"
 
@@ -182,6 +185,7 @@ def test_a_function_of_the_user_gives_numbers_by_name(functions: Path) -> None:
     ("name", "told"),
     [
         ("fails", "fails failed on an answer .IndexError"),
+        ("leaves", "leaves failed on an answer .SystemExit: no judge"),
         ("no_number", "returned 'good' for 'no_number'; return a finite number"),
         ("huge", "returned 1000* for 'huge'; return a finite number"),
         ("taken", "rougeL of .* is a figure of another measure"),
