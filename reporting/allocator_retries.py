@@ -20,6 +20,10 @@ class AllocatorRetries:
         self._since: tuple[int, int] | None = None  # a step, and the retries until its end
         self._was_told = False
 
+    def begin_again(self, step: int, num_retries: int) -> None:
+        """Leave out what was between this step and the next one: an evaluation, or a checkpoint."""
+        self._since = step, num_retries
+
     def line(self, step: int, num_retries: int) -> str | None:
         """The line to print after this step; None if there is nothing new to say.
 
@@ -27,7 +31,8 @@ class AllocatorRetries:
             num_retries: of this process so far.
         """
         if self._since is None:
-            self._since = step, num_retries
+            self.begin_again(step, num_retries)
+            return None
         num_steps, num_times = step - self._since[0], num_retries - self._since[1]
         if num_steps < WINDOW:
             return None

@@ -256,6 +256,7 @@ class RunReporter:
             samples: as `reporting.samples` prints them.
             of_experts: figures by name (`reporting.expert_line`); empty without a mixture of experts.
         """
+        self._retries.begin_again(step, self.ledger.allocator()[-1])
         figures: dict[str, float] = {"step": step, "epoch": epoch, "loss": loss, **self._perplexity(loss)}
         figures[f"num_{self.mean_over}"] = num_loss_terms
         self.metrics.write("eval", **figures, **of_task, **of_answers, **of_experts)
@@ -280,6 +281,7 @@ class RunReporter:
     def checkpoint(self, *, step: int, seconds: float, blocked_seconds: float, bytes: int) -> None:
         """Write the `checkpoint` event, and run.yaml again if it is gone: a resumed run needs it, too."""
         self.weights.keep_run_yaml()
+        self._retries.begin_again(step, self.ledger.allocator()[-1])
         self.metrics.write("checkpoint", step=step, seconds=seconds, blocked_seconds=blocked_seconds, bytes=bytes)
 
     # The end

@@ -74,8 +74,9 @@ def _image_tokens(sequences: Sequences, rows: Rows | None) -> ImageTokens | None
     if rows is not None:
         images = np.add.reduceat(images[rows.indices], rows.offsets[:-1])
         lengths = rows.lengths
-    of_each = round(float((sizes**2).sum() / sizes.sum())) if sizes.any() else 1
-    return ImageTokens(float(images.max() / lengths.max()), of_each)
+    largest = int(sizes.max(initial=1))
+    typical = round(float((sizes**2).sum() / sizes.sum())) if sizes.any() else largest
+    return ImageTokens(float(images.max() / lengths.max()), largest, typical)
 
 
 def _teacher_size(sequences: Sequences) -> int:

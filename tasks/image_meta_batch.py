@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
 
+_MOST_IMAGES = 512  # models loop over them; smaller ones would attend to little in any case
+
+
 def num_image_tokens(model_config: PreTrainedConfig) -> int:
     """The positions that an image, or a tile that it is cut into, takes in the text.
 
@@ -84,7 +87,8 @@ def _of_captions_apart(config: PreTrainedConfig, rows: int, caption: int) -> Ima
     of_image = num_image_tokens(config)
     read = meta_ids(rows, of_image + 2)
     inputs = {"input_ids": read, "attention_mask": read} | _pixels(config, rows * of_image)
-    return _batch(inputs | {"decoder_input_ids": meta_ids(rows, caption)}, rows * caption, read.numel(), config)
+    inputs["decoder_input_ids"] = meta_ids(rows, caption)
+    return _batch(inputs, rows * caption, read.numel() + rows * caption, config)
 
 
 def _batch(
@@ -107,7 +111,7 @@ def _batch(
 
 
 def _pixels(config: Any, num_features: int, of_each: int | None = None) -> dict[str, torch.Tensor]:
-    """Images that become at least so many tokens, as many of one size as it takes.
+    """Images that become so many tokens, or a few more, as many of one size as it takes.
 
     Args:
         of_each: tokens of an image that is read as a grid of patches; None: there is one.
@@ -115,10 +119,11 @@ def _pixels(config: Any, num_features: int, of_each: int | None = None) -> dict[
     vision = config.vision_config
     channels = getattr(vision, "in_channels", None) or getattr(vision, "num_channels", 3)
     if GridPositions.of_config(config) is not None:
-        num_images = max(1, round(num_features / (of_each or num_features)))
-        height, width = _grid_of(-(-num_features // num_images))
-        merged = vision.spatial_merge_size
-        grids = torch.tensor([[1, height * merged, width * merged]] * num_images)
+        size = max(of_each or num_features, -(-num_features // _MOST_IMAGES))
+        num_images, rest = divmod(num_features, size)
+        sides = [_grid_of(size)] * num_images + ([_grid_of(rest)] if rest else [])
+        grids = torch.tensor([[1, height, width] for height, width in sides])
+        grids[:, 1:] *= vision.spatial_merge_size
         of_patch = channels * vision.temporal_patch_size * vision.patch_size**2
         return {"pixel_values": torch.empty(int(grids.prod(-1).sum()), of_patch, device="meta"), GRIDS: grids}
     num_images = -(-num_features // num_image_tokens(config))
@@ -132,5 +137,5 @@ def _pixels(config: Any, num_features: int, of_each: int | None = None) -> dict[
 def _grid_of(num_features: int) -> tuple[int, int]:
     """The sides of the grid of at least so many features that is nearest to their number, and to a square."""
     most = math.isqrt(num_features)
-    sides = [(height, -(-num_features // height)) for height in range(most, most // 2, -1)]
+    sides = [(height, -(-num_features // height)) for height in range(most, most // 4, -1)]
     return min(sides, key=lambda grid: grid[0] * grid[1])

@@ -34,7 +34,8 @@ class ImageTokens(NamedTuple):
     """The tokens of a run's rows that stand for images, for a plan."""
 
     share: float  # of a row's, in the row with the most of them
-    of_each: int  # of an image; of several sizes the one with as many pairs of patches for as many tokens
+    of_each: int  # of the largest image, by which memory is planned
+    typical: int  # of the size that has as many pairs of patches for as many tokens as all images have: for times
 
 
 def causal_pairs(length: Length) -> Length:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -118,6 +118,8 @@ def counted_work(
         ConfigError: if the inputs of such a model are not known before data is read.
     """
     model = planned.adapted.model
+    if rows.images is not None:
+        rows = replace(rows, images=rows.images._replace(of_each=rows.images.typical))
     add_statistics(model)
     leaves: dict[int, _Leaf] = {}
     with (

@@ -39,3 +39,11 @@ def test_a_few_retries_are_no_line() -> None:
 
 def test_retries_that_begin_late_are_told() -> None:
     assert len(lines_of([(1, 0), (10, 0), (20, 0), (30, 10)])) == 1
+
+
+def test_what_an_evaluation_retries_is_not_its_steps() -> None:
+    watch = AllocatorRetries()
+    assert watch.line(10, 0) is None
+    watch.begin_again(10, 90)
+    assert watch.line(20, 90) is None
+    assert watch.line(30, 100) is not None

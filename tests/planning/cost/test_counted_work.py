@@ -23,6 +23,7 @@ from planning.cost.step_work import micro_batch_work
 from planning.machines.hardware import parse_hardware
 from planning.machines.planned_environment import planned_environment
 from planning.memory.meta_batch import meta_batch
+from planning.memory.meta_pass import pass_on_meta
 from planning.memory.row_lengths import RowLengths
 from planning.model.planned_model import PlannedModel, build_planned_model
 from planning.planned_run import plan_of
@@ -147,14 +148,18 @@ def test_a_frozen_tower_costs_a_forward_pass(tmp_path: Path) -> None:
 def test_packed_pictures_attend_inside_images_and_documents(tmp_path: Path) -> None:
     flags = "--batching_strategy packing --context_length 64 --activation_checkpointing off --pure_bf16"
     planned = planned_image_model("qwen2_vl", tmp_path, *flags.split(), dataset="chat_dataset")
-    images = ImageTokens(0.5, 8)
+    images = ImageTokens(0.5, of_each=32, typical=8)
     rows = RowLengths(1, (64,), (64,), images=images, packed=True)
     _, work = counted_work(planned, H200.card, 1, (64,), rows, attended_share=0.25)
     formula = ImageFlops(planned.adapted.model)
-    of_images = 4 * (4 * images.of_each) ** 2 * formula.per_patch_pair
+    of_images = 4 * (4 * images.typical) ** 2 * formula.per_patch_pair
     assert of_images > 0
     expected = of_images + 0.25 * 64 * 65 / 2 * formula.text.per_pair
     assert work.attention_flops == pytest.approx(expected, rel=1e-6)
+    with pass_on_meta(planned, H200.card, 1, (64,), rows, trains=True) as (batch, _):  # for memory: the largest image
+        assert batch.num_image_features == 32
+        inputs: Any = planned.resolved.task.model_inputs(batch)
+        assert len(inputs["image_grid_thw"]) == 1
 
 
 @pytest.mark.parametrize("packed", [True, False])
