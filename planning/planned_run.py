@@ -195,7 +195,8 @@ def time_of(
         # No formula per token holds for models of images (planning/cost/counted_work.py).
         share = attended_share(data.counts, rows)
         counts, work = counted_work(model, hardware.card, rows.rows, rows.typical, rows, attended_share=share)
-        if data.counts is not None and data.images is not None:  # without padding
+        if data.counts is not None and data.images is not None:
+            # Without padding. Rows of captions apart from their images have none of the images' tokens.
             counts = mean_counts(data.counts, rows.rows)
         if evaluates:
             _, eval_work = counted_work(

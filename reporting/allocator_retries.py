@@ -21,7 +21,7 @@ class AllocatorRetries:
         self._was_told = False
 
     def begin_again(self, step: int, num_retries: int) -> None:
-        """Leave out what was between this step and the next one: an evaluation, or a checkpoint."""
+        """Count from the end of this step on, or of what followed it: an evaluation, or a checkpoint."""
         self._since = step, num_retries
 
     def line(self, step: int, num_retries: int) -> str | None:
@@ -36,7 +36,7 @@ class AllocatorRetries:
         num_steps, num_times = step - self._since[0], num_retries - self._since[1]
         if num_steps < WINDOW:
             return None
-        self._since = step, num_retries
+        self.begin_again(step, num_retries)
         if self._was_told or num_times < OFTEN * num_steps:
             return None
         self._was_told = True

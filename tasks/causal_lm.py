@@ -187,10 +187,7 @@ class CausalLM(Task[CausalMicroBatch]):
         return StepFlops(model, cost)
 
     def meta_batch(
-        self,
-        model_config: PreTrainedConfig,
-        train_config: TrainConfig,
-        shape: BatchShape,
+        self, model_config: PreTrainedConfig, train_config: TrainConfig, shape: BatchShape
     ) -> CausalMicroBatch:
         return causal_meta_batch(shape)
 

@@ -256,10 +256,7 @@ class ImageText(Task[ImageTextMicroBatch]):
         return UnknownFlops() if is_apart else ImageFlops(model, cost)
 
     def meta_batch(
-        self,
-        model_config: PreTrainedConfig,
-        train_config: TrainConfig,
-        shape: BatchShape,
+        self, model_config: PreTrainedConfig, train_config: TrainConfig, shape: BatchShape
     ) -> ImageTextMicroBatch:
         return image_meta_batch(model_config, shape, train_config.max_text_length)
 

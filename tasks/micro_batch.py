@@ -1,4 +1,4 @@
-"""What every task's micro-batches have, and their base: how tensors move to a device, and to another process."""
+"""What every task's micro-batches have, their shape in a plan, and how tensors move to a device or another process."""
 
 from __future__ import annotations
 

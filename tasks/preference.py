@@ -108,10 +108,7 @@ class Preference(CausalLM):
     # Plans and answers
 
     def meta_batch(
-        self,
-        model_config: PreTrainedConfig,
-        train_config: TrainConfig,
-        shape: BatchShape,
+        self, model_config: PreTrainedConfig, train_config: TrainConfig, shape: BatchShape
     ) -> PairMicroBatch:
         shape = shape_of_pairs(shape)
         batch, rows, width = causal_meta_batch(shape), shape.rows, shape.width

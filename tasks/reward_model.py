@@ -109,10 +109,7 @@ class RewardModel(TextClassification):
         return {name: total / num_loss_terms for name, total in zip(self.EVAL_FIGURES, sums, strict=True)}
 
     def meta_batch(
-        self,
-        model_config: PreTrainedConfig,
-        train_config: TrainConfig,
-        shape: BatchShape,
+        self, model_config: PreTrainedConfig, train_config: TrainConfig, shape: BatchShape
     ) -> RewardMicroBatch:
         shape = shape_of_pairs(shape)
         batch = super().meta_batch(model_config, train_config, shape)

@@ -229,10 +229,7 @@ class Seq2SeqLM(Task[Seq2SeqMicroBatch]):
         return Seq2SeqFlops(model, cost)
 
     def meta_batch(
-        self,
-        model_config: PreTrainedConfig,
-        train_config: TrainConfig,
-        shape: BatchShape,
+        self, model_config: PreTrainedConfig, train_config: TrainConfig, shape: BatchShape
     ) -> Seq2SeqMicroBatch:
         return seq2seq_meta_batch(shape.rows, *shape.widths)
 

@@ -227,12 +227,7 @@ class Task(TaskLoss[Batch]):
         """Counts the model FLOPs of a step of this model. By default nobody knows them: they are NaN."""
         return UnknownFlops()
 
-    def meta_batch(
-        self,
-        model_config: PreTrainedConfig,
-        train_config: TrainConfig,
-        shape: BatchShape,
-    ) -> Batch:
+    def meta_batch(self, model_config: PreTrainedConfig, train_config: TrainConfig, shape: BatchShape) -> Batch:
         """A batch without values, on the meta device, with the shapes of a run's own: memory is planned with it.
 
         Raises:

@@ -234,10 +234,7 @@ class TextClassification(Task[TextMicroBatch]):
         return StepFlops(model, cost, attends_both_ways=not self.packs(model_config))
 
     def meta_batch(
-        self,
-        model_config: PreTrainedConfig,
-        train_config: TrainConfig,
-        shape: BatchShape,
+        self, model_config: PreTrainedConfig, train_config: TrainConfig, shape: BatchShape
     ) -> TextMicroBatch:
         wanted = torch.empty(shape.rows, dtype=torch.int64, device="meta")
         return text_meta_batch(shape, wanted, reads_last=self.packs(model_config))

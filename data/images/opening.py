@@ -107,6 +107,8 @@ def image_source(value: Any, what: str, folder: Path | None) -> ImageSource:
 def _path_of_uri(written: str, folder: Path | None) -> str:
     """The path in a `file://` address as it stands there, or, if nothing is called so, with its %20 read (RFC 8089)."""
     read = unquote(written)
+    if read == written:  # most are; each look at a file takes time
+        return written
     with suppress(OSError):
         if not (folder or Path()).joinpath(written).is_file() and (folder or Path()).joinpath(read).is_file():
             return read

@@ -55,7 +55,7 @@ class ImageSequences(Sequences):
 
     @property
     def image_sizes(self) -> np.ndarray:
-        """The same: a caption has one image, and its prompt is short."""
+        # A caption has one image, and its prompt is short.
         return super().image_sizes if self.num_before is None else self.num_before
 
     def describe(self, split: str) -> list[str]:
