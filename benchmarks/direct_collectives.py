@@ -3,8 +3,8 @@
     python -m benchmarks.direct_collectives --at_once 4                  two GPUs
     python -m benchmarks.direct_collectives --device cpu --layouts bf16 --steps 3
 
-Each layout trains a small Llama on the shipped dialogues over --nproc ranks, once packed and twice directly. Losses and
-gradient norms of all steps and the saved weights are compared bit by bit. A stream that reads what another still writes
+Each layout trains a small Llama on the shipped dialogues over --nproc ranks, twice packed and twice directly, by
+deterministic kernels. Losses and gradient norms of all steps and the saved weights are compared bit by bit. A stream that reads what another still writes
 would show here: so runs share the GPUs, --at_once of them, and are as late as they then are. The exit status is 1 if
 any layout differs.
 """
@@ -45,12 +45,13 @@ LAYOUTS = {
     ],
     "evaluated, answers generated": [*BF16, "--run_validation", "True", "--eval_generate", "--max_new_tokens", "8"],
 }
-WAYS = {"packed": [], "direct": ["--direct_collectives"], "direct again": ["--direct_collectives"]}
+DIRECT = ["--direct_collectives"]
+WAYS = {"packed": [], "packed again": [], "direct": DIRECT, "direct again": DIRECT}
 
 
 def train(flags: Sequence[str], model: Path, folder: Path, options: argparse.Namespace) -> str:
     """The end of what a run printed if it failed, else nothing."""
-    words = ["--model_name", str(model), "--output_dir", str(folder), "--enable_fsdp", *flags]
+    words = ["--model_name", str(model), "--output_dir", str(folder), "--enable_fsdp", "--deterministic", *flags]
     defaults = {
         "--samsum_dataset.data_path": str(ROOT / "datasets/samples/dialogue_summary"),
         "--context_length": str(DEVICES[options.device].length),

@@ -65,6 +65,7 @@ ROWS["tinyllama-packed"] = Workload("tinyllama", 8, 2048, COMPILED, dataset_func
 ROWS["tinyllama-packed-dense"] = replace(ROWS["tinyllama-packed"], flags=[*COMPILED, "--use_fast_kernels", "False"])
 for ac, flags in CHECKPOINTING.items():
     ROWS[f"llama8b-full{ac}"] = Workload("llama8b", 2, 4096, [*COMPILED, *flags])
+    ROWS[f"llama8b-full-1row{ac}"] = replace(ROWS[f"llama8b-full{ac}"], micro_batch=1)
     ROWS[f"llama8b-lora{ac}"] = Workload("llama8b", 2, 4096, [*LORA, "--compile", *flags])
     for strategy, more in STRATEGIES.items():
         ROWS[f"llama8b-full-4-{strategy}{ac}"] = Workload(

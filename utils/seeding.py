@@ -24,9 +24,12 @@ def seed_everything(seed: int, rank: int = 0) -> None:
 
 
 def use_deterministic_kernels() -> None:
-    """Make every operation give the same bits each time; one that cannot warns. Call this before CUDA starts."""
+    """Make every operation give the same bits each time; one that cannot raises. Call this before CUDA starts.
+
+    If torch were only to warn, it would keep its attention's backward pass as it is, whose sums vary from run to run.
+    """
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # otherwise cuBLAS's choice varies
-    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.use_deterministic_algorithms(True)
     torch.backends.cudnn.benchmark = False
 
 
