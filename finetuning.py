@@ -53,6 +53,7 @@ from utils.errors import ConfigError, TrainingError
 from utils.log_clock import timed_log
 from utils.progress import phase, progress_bar
 from utils.quiet import quiet_libraries
+from utils.seeding import deterministic_kernels_named
 
 
 def main(argv: Sequence[str], *, ends_process: bool = False) -> int:
@@ -90,7 +91,7 @@ def carry_out(argv: Sequence[str], env: Environment, watchdog: Watchdog, *, ends
             elif config.planning_config.load_only:
                 load_only(config, env, watchdog)
             else:
-                with timed_log():
+                with timed_log(), deterministic_kernels_named():
                     job = prepare(config, env, watchdog, lock)
                     oom_report.knows(job.reporter.ledger, job.folder, job.decided, job.batch_flags)
                     run(job, watchdog, StopRequests(env, job.folder, ends_process))

@@ -4,9 +4,9 @@
     python -m benchmarks.direct_collectives --device cpu --layouts bf16 --steps 3
 
 Each layout trains a small Llama on the shipped dialogues over --nproc ranks, twice packed and twice directly, by
-deterministic kernels. Losses and gradient norms of all steps and the saved weights are compared bit by bit. A stream that reads what another still writes
-would show here: so runs share the GPUs, --at_once of them, and are as late as they then are. The exit status is 1 if
-any layout differs.
+deterministic kernels. Losses and gradient norms of all steps and the saved weights are compared bit by bit. A stream
+that reads what another still writes would show here: so runs share the GPUs, --at_once of them, and are as late as they
+then are. The exit status is 1 if any layout differs.
 """
 
 from __future__ import annotations

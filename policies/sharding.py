@@ -29,6 +29,7 @@ from torch.nn.parallel import DistributedDataParallel
 from configs.fsdp import FsdpConfig
 from configs.training import TrainConfig
 from policies.direct_collectives import asks_directly
+from policies.gradient_memory import keep_gradients_with_computing
 from policies.mixed_precision import Precision
 from policies.replicated_weights import num_asked
 from ranks.environment import Environment
@@ -146,6 +147,10 @@ def shard(
         fully_shard(unit, reshard_after_forward=layout.reshard_after_forward, **options)
     # The root's own parameters (norm, head) are needed again at once in backward: never reshard them in between.
     fully_shard(model, reshard_after_forward=False, **options)
+    if layout.mesh_shape[0] == 1 and layout.mesh_shape[1] > 1:
+        for module in model.modules():
+            if isinstance(module, FSDPModule):
+                keep_gradients_with_computing(module, device)
     if precision.reduce_dtype == torch.bfloat16:
         # NCCL averages by multiplying each rank's part by 1 / ranks, rounded to bf16: 0.2 % off for 3 or 6 ranks.
         for module in model.modules():

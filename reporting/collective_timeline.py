@@ -23,7 +23,13 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from utils.compat import all_gather, reduce_scatter
-from utils.torch_internals import all_gather_each, no_scattering_pending, parameter_groups, reduce_scatter_each
+from utils.torch_internals import (
+    all_gather_each,
+    no_scattering_pending,
+    parameter_groups,
+    reduce_scatter_each,
+    reduce_scatter_of,
+)
 
 KINDS = ("all_gather", "reduce_scatter", "all_reduce")
 
@@ -185,11 +191,15 @@ class _TimedAllGather(_Allocating):
             self.pending = timeline.add("all_gather", sum(_sent(whole, group.size()) for whole in wholes), start)
 
 
-class _TimedReduceScatter(_Allocating):
+class _TimedReduceScatter:
     """The reduce-scatter of one unit, and the all-reduce over copies after it, as `fully_shard` does them."""
 
-    def __init__(self, watched: WatchedUnits, num_copies: int) -> None:
-        self.watched, self.num_copies = watched, num_copies
+    def __init__(self, watched: WatchedUnits, num_copies: int, untimed: Any) -> None:
+        """
+        Args:
+            untimed: the unit's reduce-scatter until now; memory is allocated as it does.
+        """
+        self.watched, self.num_copies, self.untimed = watched, num_copies, untimed
         self.all_reduce_start: Mark | None = None
         self.waits_from: Mark | None = None  # when computing came to the unit's reduction
 
@@ -198,7 +208,8 @@ class _TimedReduceScatter(_Allocating):
         if (timeline := self.watched.timeline) is not None:
             self.all_reduce_start = timeline.clock.mark()
             self.has_waited(timeline)
-        return super().allocate(size, dtype=dtype, device=device)
+        allocated: torch.Tensor = self.untimed.allocate(size, dtype=dtype, device=device)
+        return allocated
 
     def __call__(
         self,
@@ -249,7 +260,8 @@ def _sent(whole: torch.Tensor, num_ranks: int) -> float:
 
 
 def _watch(unit: Any, group: Any, watched: WatchedUnits) -> None:
-    gather, scatter = _TimedAllGather(watched), _TimedReduceScatter(watched, _num_copies(unit))
+    gather = _TimedAllGather(watched)
+    scatter = _TimedReduceScatter(watched, _num_copies(unit), reduce_scatter_of(group))
     unit.set_custom_all_gather(gather)
     unit.set_custom_reduce_scatter(scatter)
     if scatter.num_copies > 1:

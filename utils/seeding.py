@@ -5,10 +5,14 @@ from __future__ import annotations
 import math
 import os
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, cast
 
 import numpy as np
 import torch
+
+from utils.errors import RunError
 
 
 def seed_everything(seed: int, rank: int = 0) -> None:
@@ -31,6 +35,21 @@ def use_deterministic_kernels() -> None:
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # otherwise cuBLAS's choice varies
     torch.use_deterministic_algorithms(True)
     torch.backends.cudnn.benchmark = False
+
+
+@contextmanager
+def deterministic_kernels_named() -> Iterator[None]:
+    """A context around a run: an operation that has no deterministic kernel ends it in one line, as RunError."""
+    try:
+        yield
+    except RuntimeError as error:
+        operation, found, _ = str(error).partition(" does not have a deterministic implementation")
+        if not found:
+            raise
+        raise RunError(
+            f"--deterministic: torch has no deterministic kernel for {operation.split()[-1]}, which this run needs; "
+            "leave --deterministic out"
+        ) from error
 
 
 def rng_state() -> dict[str, Any]:

@@ -102,6 +102,11 @@ def gathering_stream(model: nn.Module) -> torch.cuda.Stream | None:
     return stream if isinstance(stream, torch.cuda.Stream) else None
 
 
+def reduce_scatter_of(group: Any) -> Any:
+    """What reduces a unit's gradients: torch's own, or what `set_custom_reduce_scatter` was given."""
+    return group._reduce_scatter_comm
+
+
 def forget_forwards(unit: FSDPModule) -> None:
     """Let the next backward prefetch nothing for forward passes that had no backward.
 
