@@ -116,7 +116,8 @@ def device_changes(
         yield Change("an adapter trained on a base in 4 bits", flags)
     length = train.context_length
     if phase in (*OF_STEPS, "evaluation", "generation") and length is not None and length > 1024:
-        yield Change("shorter rows", ("--context_length", str(length // 2)))
+        ranks = fsdp.context_parallel_size
+        yield Change("shorter rows", ("--context_length", str(length // 2 // ranks * ranks)))
 
 
 def _larger_groups(size: int, world_size: int) -> list[int]:

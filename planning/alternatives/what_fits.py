@@ -170,6 +170,10 @@ def _more_cards(config: RunConfig, hardware: Hardware) -> Iterator[Change]:
         flags += ("--batch_size_training", str(rows))
         flags += ("--gradient_accumulation_steps", str(accumulation)) if train.global_batch_size is None else ()
         yield Change(f"{more.world_size} cards", flags)
+        if train.batch_size_training == 1 and more.nodes == hardware.nodes:  # a row may be too long for one card
+            size = config.fsdp_config.context_parallel_size * factor
+            shared = (*flags[:4], "--context_parallel_size", str(size))
+            yield Change(f"{more.world_size} cards, each row shared by {size}", shared)
 
 
 def _try(change: Change, argv: Sequence[str], plan: Plan, predict: Predict) -> Tried | None:

@@ -84,6 +84,11 @@ def test_ranks_share_a_row_that_is_too_long_for_one() -> None:
     assert not any("--context_parallel_size" in flag for flag in alone)
 
 
+def test_shorter_rows_can_be_shared_by_as_many_ranks() -> None:
+    config = parse_flags([*MODEL, "--context_length", "4100", "--context_parallel_size", "4"])
+    assert ("--context_length", "2048") in [change.flags for change in device_changes(config, "backward", 4)]
+
+
 def test_mlps_of_long_rows_are_offered_in_tiles_if_they_are_in_none_as_small() -> None:
     def offered(*given: str, chosen: Checkpointing | None = None) -> bool:
         config = parse_flags([*MODEL, "--batch_size_training", "1", *given])

@@ -83,6 +83,20 @@ def test_what_is_proposed_fits_and_is_not_refused(
     assert printed.count("changes") == len(flags[False])
 
 
+@pytest.mark.slow
+def test_a_row_that_is_too_long_for_a_card_is_shared_by_more(model: str) -> None:
+    """Sharded over two cards, the row takes as much of each as of one."""
+    argv = ["--model_name", model, *GIVEN[:2], "--dry_run_hardware", "RTX-3090", "--batch_size_training", "1"]
+    argv += ["--context_length", "32768", "--rope_scaling", "yarn", "--use_peft", "--quantization", "4bit"]
+    argv += ["--activation_checkpointing", "full", "--activation_offloading", "--tile_tokens", "1024"]
+    argv += ["--optimizer", "SGD", "--device_memory_gib", "2.4"]
+    predict = predictor(parse_flags(argv), DataFacts(), lone_process())
+    plan = predict(parse_flags(argv))
+    (shared,) = [change for change in what_fits(argv, plan, predict) if "--context_parallel_size" in change.flags]
+    assert shared.what == "2 cards, each row shared by 2"
+    assert shared.keeps_result
+
+
 def test_a_cpu_has_no_memory_beside_its_own_to_offload_to(model: str) -> None:
     argv = ["--model_name", model, *GIVEN, "--batch_size_training", "1", "--enable_fsdp", "--mixed_precision", "False"]
     roomy = plan_of(parse_flags(argv), Hardware(Card("CPU", 64.0, is_gpu=False))).memory
