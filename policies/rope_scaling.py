@@ -67,6 +67,11 @@ def check_can_scale(model_config: PretrainedConfig, kind: RopeKind, original: in
     if original is not None and (kind not in _WITH_ORIGINAL or own != {"default"}):
         why = f"{kind} has none" if kind not in _WITH_ORIGINAL else "this model's config.json says them"
         raise ConfigError(f"--rope_original_positions: {why}; leave it out")
+    if original is not None and original > (positions_of(text) or original):
+        raise ConfigError(
+            f"--rope_original_positions: {original:,} is more than the {positions_of(text):,} positions in this "
+            "model's config.json; give fewer, or leave it out"
+        )
 
 
 def describe(text_config: PretrainedConfig) -> str:

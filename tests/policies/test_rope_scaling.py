@@ -198,6 +198,7 @@ def test_a_factor_that_is_too_small_is_refused_with_one_that_is_not() -> None:
         (phi3(), ["yarn"], "transformers takes no yarn of phi3 models"),
         (llama(), ["linear", "--rope_original_positions", "64"], "linear has none"),
         (llama(rope_parameters=YARN), ["yarn", "--rope_original_positions", "64"], "config.json says them"),
+        (llama(), ["yarn", "--rope_original_positions", "129"], "129 is more than the 128 positions"),
     ],
 )
 def test_models_that_cannot_be_scaled_so_are_refused(model_config: Any, flags: list[str], reason: str) -> None:
