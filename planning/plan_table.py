@@ -24,6 +24,7 @@ def plan_table(plan: Plan) -> Table:
     of_total = "all trained" if trained == total else f"{trained:,} trained ({100 * trained / total:.3g} %)"
     train, policies = plan.resolved.config.train_config, resolved.policies
     copies, ranks = policies.layout.mesh_shape
+    sharing = f"{policies.context.size} ranks that share rows" if policies.context.shares_rows else "rank"
     widths = " and ".join(f"{width:,}" for width in plan.rows.widest)
     return table_of(
         {
@@ -34,7 +35,7 @@ def plan_table(plan: Plan) -> Table:
             "compute": f"{policies.precision.name}, activation checkpointing {model.empty.checkpointing}, attention "
             f"{model.empty.attention}, {resolved.config.fsdp_config.optimizer}",
             "micro-batch": f"{plural(plan.rows.rows, 'row')} of {widths} tokens ({plan.rows.source}), "
-            f"{resolved.batches.gradient_accumulation_steps} per step and rank",
+            f"{resolved.batches.gradient_accumulation_steps} per step and {sharing}",
             "host memory": f"{memory.host_load_gib:.1f} GiB per rank to load, {memory.host_training_gib:.1f} GiB in "
             f"training{_of_host(memory)}",
             "disk": f"{memory.checkpoint_gib:.1f} GiB for each checkpoint",
