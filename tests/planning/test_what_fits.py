@@ -17,7 +17,7 @@ from planning.alternatives.what_fits import fits_table, predictor, what_fits
 from planning.machines.cards import Card
 from planning.machines.hardware import Hardware, parse_hardware
 from planning.machines.planned_environment import planned_hardware
-from planning.plan_table import verdict_line
+from planning.plan_table import plan_table, verdict_line
 from planning.planned_run import plan_of
 from ranks.environment import lone_process
 from reporting.tables import print_for_people
@@ -84,7 +84,7 @@ def test_what_is_proposed_fits_and_is_not_refused(
 
 
 @pytest.mark.slow
-def test_a_row_that_is_too_long_for_a_card_is_shared_by_more(model: str) -> None:
+def test_a_row_that_is_too_long_for_a_card_is_shared_by_more(model: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Sharded over two cards, the row takes as much of each as of one."""
     argv = ["--model_name", model, *GIVEN[:2], "--dry_run_hardware", "RTX-3090", "--batch_size_training", "1"]
     argv += ["--context_length", "32768", "--rope_scaling", "yarn", "--use_peft", "--quantization", "4bit"]
@@ -95,6 +95,8 @@ def test_a_row_that_is_too_long_for_a_card_is_shared_by_more(model: str) -> None
     (shared,) = [change for change in what_fits(argv, plan, predict) if "--context_parallel_size" in change.flags]
     assert shared.what == "2 cards, each row shared by 2"
     assert shared.keeps_result
+    print_for_people(plan_table(predict(parse_flags(changed_flags(argv, shared.flags)))))
+    assert "1 per step and 2 ranks that share rows" in " ".join(capsys.readouterr().out.split())
 
 
 def test_a_cpu_has_no_memory_beside_its_own_to_offload_to(model: str) -> None:
