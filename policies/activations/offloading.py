@@ -36,7 +36,9 @@ from torch.utils._pytree import tree_leaves
 from configs.training import TrainConfig
 from policies.activations.transfers import Transfers
 from policies.wrapping import outermost
+from utils.errors import ConfigError
 from utils.local_tensors import local_tensor
+from utils.wording import plural
 
 MIN_BYTES = 2**20
 """Smallest storage to be moved: below this the copy takes longer to start than to run."""
@@ -55,10 +57,18 @@ def num_offloaded(train: TrainConfig, num_layers: int, *, chosen: int | None) ->
     Args:
         num_layers: of the model, none inside another.
         chosen: by the run's plan, for `auto`. Without a plan `auto` is all.
+
+    Raises:
+        ConfigError: if the model has fewer layers than were asked for.
     """
     if not train.activation_offloading:
         return 0
     asked = chosen if train.activation_offloading == "auto" else train.num_offloaded_layers
+    if asked is not None and asked > num_layers:
+        raise ConfigError(
+            f"--num_offloaded_layers: {plural(asked, 'layer')} to offload, but this model has {num_layers}; leave it "
+            "out for all but the last one"
+        )
     return max(0, min(num_layers - 1, num_layers if asked is None else asked))
 
 

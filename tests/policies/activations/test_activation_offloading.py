@@ -19,9 +19,10 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 
 import finetuning
 import policies.activations.offloading
+from configs.flags import parse_flags
 from policies.activations.checkpointing import Checkpointing, apply_activation_checkpointing
 from policies.activations.host_pool import CHUNK_BYTES, PAGE_BYTES, HostPool
-from policies.activations.offloading import Offloading
+from policies.activations.offloading import Offloading, num_offloaded
 from policies.activations.transfers import HostTransfers, StreamTransfers, Transfers, transfers_for
 from policies.pinned_memory import pinned_region
 from policies.wrapping import find_layers
@@ -29,6 +30,7 @@ from tests.helpers.generated import flags, write_rows
 from tests.helpers.pairwise import slow_but
 from tests.helpers.processes import ProcessGroup, read_metrics
 from tests.helpers.small_configs import SMALL, VOCAB
+from utils.errors import ConfigError
 
 CPU = torch.device("cpu")
 NUM_LAYERS = 4
@@ -282,3 +284,13 @@ def test_a_pool_of_pinned_memory_holds_the_bytes_of_the_device() -> None:
     transfers.wait(copied)
     for one, storage in zip(numbers, arrived, strict=True):
         assert torch.equal(torch.empty(0, dtype=torch.uint8, device="cuda").set_(storage)[: len(one)], one)
+
+
+def test_more_layers_than_there_are_cannot_be_moved() -> None:
+    def moved(number: str) -> int:
+        given = ["--model_name", "m", "--activation_offloading", "--num_offloaded_layers", number]
+        return num_offloaded(parse_flags(given).train_config, 3, chosen=None)
+
+    assert [moved(number) for number in "123"] == [1, 2, 2]
+    with pytest.raises(ConfigError, match="--num_offloaded_layers: 4 layers to offload, but this model has 3"):
+        moved("4")
