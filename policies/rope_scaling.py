@@ -70,7 +70,7 @@ def check_can_scale(model_config: PretrainedConfig, kind: RopeKind, original: in
     if original is not None and original > (positions_of(text) or original):
         raise ConfigError(
             f"--rope_original_positions: {original:,} is more than the {positions_of(text):,} positions in this "
-            "model's config.json; give fewer, or leave it out"
+            "model's config.json; give fewer, or set max_position_embeddings there if it was cut"
         )
 
 
