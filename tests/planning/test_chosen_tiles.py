@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from transformers import LlamaConfig, OPTConfig
 
 from configs.flags import parse_flags
 from planning.machines.hardware import parse_hardware
+from planning.memory import run_passes
 from planning.planned_run import Plan, plan_of
 from policies.activations.checkpointing import Checkpointing
 from utils.errors import ConfigError
@@ -59,6 +61,14 @@ def test_the_largest_tiles_with_which_a_run_fits_are_taken_and_none_if_it_fits_w
     of_tiles, of_layers = found.choices
     assert of_tiles.startswith("tile_tokens: auto is ")
     assert "MLPs in tiles of" in of_layers
+
+
+@pytest.mark.parametrize("given", [FULL, "--activation_checkpointing off", f"{FULL} --compile --activation_offloading"])
+def test_a_plan_of_three_tiles_is_that_of_all(given: str, wide: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given += " --tile_tokens 5000"  # of 32,768: the last one is smaller
+    found = planned(wide, given).memory
+    monkeypatch.setattr(run_passes, "some_tiles", nullcontext)
+    assert planned(wide, given).memory == found
 
 
 def test_an_earlier_choice_is_taken_as_it_is(wide: Path) -> None:
