@@ -2,7 +2,8 @@
 
 Calls are small, and a text that is too long for one goes through in windows that overlap. Neighbours are joined where
 both have the same tokens, so the result is that of the whole text. If they never do, as in a run of a thousand spaces,
-they become one window. Only in a run that fills a whole call a token may end elsewhere.
+they become one window. Only in a run that fills a whole call a token may end elsewhere, and Unigram may write the odd
+token of a shorter one elsewhere, if roundings alone decide where.
 """
 
 from __future__ import annotations
@@ -68,6 +69,10 @@ class _Window(NamedTuple):
             for window, at in ((self, place), (other, other_place))
         )
         return len(mine.ids) == 2 * AGREEING_TOKENS and all(map(np.array_equal, mine, theirs))
+
+    def is_in_run(self, place: int) -> bool:
+        """Whether the tokens around a place are one over and over, or that and one for the rest of a run."""
+        return len(np.unique(self.ids[place - AGREEING_TOKENS : place + AGREEING_TOKENS])) <= 2
 
 
 def encode_texts(
@@ -135,6 +140,7 @@ def _windows(text: str, encode: Callable[[list[str]], list[Encoding]]) -> Iterat
                     (window,) = _encode_windows(text, [before_place], encode)
                     before = window.part(int(np.searchsorted(window.starts, before.starts[0])), None)
                     continue
+                meeting = meeting or _meeting(before, window, in_run=True)
                 if meeting is None:
                     place, meeting = _cut(before, before_place, place)
                     (window,) = _encode_windows(text, [place], encode)
@@ -177,8 +183,15 @@ def _encode_windows(
         yield _Window(np.array(encoded.ids, dtype=np.int32), starts, ends)
 
 
-def _meeting(before: _Window, after: _Window) -> tuple[int, int] | None:
-    """A place in each window at which the same token starts, in the middle of tokens that agree; None without one."""
+def _meeting(before: _Window, after: _Window, *, in_run: bool = False) -> tuple[int, int] | None:
+    """A place in each window at which the same token starts, in the middle of tokens that agree; None without one.
+
+    Tokens of a run of one character may agree though it has an odd one before in one window and behind in the other:
+    Unigram's place of that is as likely anywhere, and each window sees another length of the run.
+
+    Args:
+        in_run: take such a place, too.
+    """
     if not len(after.ids):
         return None
     first = int(np.searchsorted(before.starts, after.starts[0]))
@@ -186,7 +199,7 @@ def _meeting(before: _Window, after: _Window) -> tuple[int, int] | None:
     for place in sorted(range(first, len(before.starts)), key=lambda place: abs(place - middle)):
         other = int(np.searchsorted(after.starts, before.starts[place]))
         place = int(np.searchsorted(before.starts, before.starts[place]))  # the first token that starts there
-        if before.agrees(place, after, other):
+        if before.agrees(place, after, other) and (in_run or not before.is_in_run(place)):
             return place, other
     return None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from functools import cache
 from typing import Any
 
@@ -39,12 +40,18 @@ def metaspace() -> Any:
 
 @cache
 def unigram() -> Any:
-    """T5's and Gemma-1's kind."""
+    """T5's and Gemma-1's kind. Sums of its scores are exact: else a text's start would decide which of equally good
+    tokens it has."""
     tokenizer = Tokenizer(models.Unigram())
     tokenizer.normalizer = normalizers.NFKC()
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
     tokenizer.decoder = decoders.Metaspace()
-    return _wrapped(tokenizer, trainers.UnigramTrainer(vocab_size=200, special_tokens=SPECIAL, unk_token="<unk>"))
+    trainer = trainers.UnigramTrainer(vocab_size=200, special_tokens=SPECIAL, unk_token="<unk>")
+    trained = _wrapped(tokenizer, trainer)
+    model = json.loads(trained.backend_tokenizer.to_str())["model"]
+    scores = [(token, round(2**10 * score) / 2**10) for token, score in model["vocab"]]
+    trained.backend_tokenizer.model = models.Unigram(scores, model["unk_id"])
+    return trained
 
 
 @cache

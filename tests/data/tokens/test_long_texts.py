@@ -7,6 +7,8 @@ from functools import partial
 
 import numpy as np
 import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
 
 from data.tokens import long_texts
 from data.tokens.long_texts import encode_texts
@@ -55,6 +57,22 @@ def test_a_run_that_is_longer_than_the_overlap_gets_no_tokens_of_its_windows(kin
         text = "".join(run + random_text(seed, 60) for seed, run in enumerate(runs))
         ((ids, *_),) = encode_texts([text], tokenizer, SpecialTokens.of(tokenizer))
         assert ids.tolist() == tokenizer(text, add_special_tokens=False)["input_ids"], repr(letter)
+
+
+def test_windows_that_see_parts_of_a_run_add_no_token_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of pairs and one odd letter Unigram may write that one anywhere: one window before the join, the next behind."""
+    for name, size in (("CALL", 3600), ("WINDOW", 900), ("OVERLAP", 300)):
+        monkeypatch.setattr(long_texts, f"{name}_CHARACTERS", size)
+    letters = [letter for letter in sorted(set("▁".join(WORDS))) if letter != "-"]
+    for seed in range(40):
+        draw = random.Random(seed)
+        scores = [("<unk>", 0.0), *((letter, draw.uniform(-6, -5)) for letter in letters)]
+        scores += [(run, draw.uniform(-5.3, -5.2)) for run in ("-", "--")]
+        tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.Unigram(scores, 0)), unk_token="<unk>")
+        tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+        text = "".join("-" * draw.randrange(350, 700) + random_text(number, 60) for number in range(8))
+        ((ids, *_),) = encode_texts([text], tokenizer, SpecialTokens.of(tokenizer))
+        assert sorted(ids.tolist()) == sorted(tokenizer(text, add_special_tokens=False)["input_ids"]), seed
 
 
 @pytest.mark.usefixtures("small_windows")
