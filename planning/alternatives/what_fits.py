@@ -165,14 +165,15 @@ def _more_cards(config: RunConfig, hardware: Hardware) -> Iterator[Change]:
         elif rows % factor == 0:
             rows //= factor
         cards = f"{more.cards_per_node}x{more.card.name}"
-        flags: tuple[str, ...] = ("--dry_run_hardware", cards, "--enable_fsdp", "True")
-        flags += ("--nodes", str(more.nodes)) if more.nodes > 1 else ()
+        sharded: tuple[str, ...] = ("--dry_run_hardware", cards, "--enable_fsdp", "True")
+        nodes = ("--nodes", str(more.nodes)) if more.nodes > 1 else ()
+        flags = (*sharded, *nodes)
         flags += ("--batch_size_training", str(rows))
         flags += ("--gradient_accumulation_steps", str(accumulation)) if train.global_batch_size is None else ()
         yield Change(f"{more.world_size} cards", flags)
         if train.batch_size_training == 1 and more.nodes == hardware.nodes:  # a row may be too long for one card
             size = config.fsdp_config.context_parallel_size * factor
-            shared = (*flags[:4], "--context_parallel_size", str(size))
+            shared = (*sharded, "--context_parallel_size", str(size))
             yield Change(f"{more.world_size} cards, each row shared by {size}", shared)
 
 

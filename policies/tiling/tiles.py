@@ -54,7 +54,7 @@ def tile_parts(parts: Sequence[nn.Module], tiles: Tiles) -> None:
 
 def set_tiles(layers: Sequence[nn.Module], tokens: int) -> None:
     """Let what works on each token alone in these layers run in tiles of so many tokens; 0: as it is."""
-    parts = [part for layer in layers for part in layer.modules() if hasattr(part, "tiles")]
+    parts = [part for layer in layers for part in _parts_with_tiles(layer)]
     if tokens and not parts:
         tile_parts([*find_token_parts(layers), *find_norms(layers)], Tiles(tokens))
     tiles: list[Any] = [part.tiles for part in parts]
@@ -69,21 +69,23 @@ def some_tiles(model: nn.Module) -> Iterator[None]:
     A plan of memory needs no others: a tile takes what the one before it took, and leaves nothing. Half a million
     tokens are hundreds of tiles.
     """
-    modules: list[Any] = [module for module in model.modules() if hasattr(module, "tiles")]
-    tiles = {id(module.tiles): module.tiles for module in modules}.values()
-    for one in tiles:
-        one.only_some = True
+    parts = _parts_with_tiles(model)
+    for part in parts:
+        part.tiles.only_some = True
     try:
         yield
     finally:
-        for one in tiles:
-            one.only_some = False
+        for part in parts:
+            part.tiles.only_some = False
 
 
 def tiled_parts(layer: nn.Module) -> list[nn.Module]:
     """The parts of a layer that run in tiles."""
-    parts: list[Any] = [module for module in layer.modules() if hasattr(module, "tiles")]
-    return [part for part in parts if part.tiles.tokens]
+    return [part for part in _parts_with_tiles(layer) if part.tiles.tokens]
+
+
+def _parts_with_tiles(module: nn.Module) -> list[Any]:
+    return [part for part in module.modules() if hasattr(part, "tiles")]
 
 
 def run_in_tiles(module: Any, hidden: torch.Tensor) -> Any:
