@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -34,12 +35,16 @@ def test_a_call_goes_on_where_the_one_before_ended_and_the_plans_hold(
 
     def counted(flags: Sequence[str], nproc: int, seconds: float) -> str:
         calls.append(flags)
+        if len(calls) == 2:
+            raise subprocess.TimeoutExpired("finetuning.py", seconds)
         return by_forks(flags, nproc, seconds)
 
-    assert main([*argv, "--seconds", "0.001"], counted) == 1
+    assert main(argv, counted) == 1
     assert "1 of 3 run; 1 within 10%" in capsys.readouterr().out
     assert main(argv, counted) == 0, capsys.readouterr().out
     printed = capsys.readouterr().out
     assert "3 within 15%" in printed
     assert main(argv, counted) == 0
-    assert len(calls) == len(ROWS), "what has finished is read"
+    assert len(calls) == len(ROWS) + 1, "what has finished is read, what had no time begins again"
+    assert main(["--folder", str(tmp_path / "other"), "--seconds", "0", "--rows", *ROWS], counted) == 1
+    assert len(calls) == len(ROWS) + 1, "no time, no run"
