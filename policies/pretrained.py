@@ -145,6 +145,9 @@ def read_whole(
     missing = [name for name in sorted(report.get("missing_keys", ())) if not is_of_parts(name, new_parts)]
     if missing:
         raise MissingTensorsError(missing)
+    if is_mxfp4(own):
+        # transformers would save its plain numbers as blocks: it reverts the conversion that it read them with.
+        model._weight_conversions = None
     return model, sorted(report.get("unexpected_keys", ()))
 
 

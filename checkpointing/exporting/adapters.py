@@ -20,6 +20,7 @@ from policies.weights.stored import Entry
 from utils.errors import ConfigError, in_one_line
 
 _MODEL_PREFIX = "base_model.model."
+_NESTED = ".base_layer"
 
 
 def load_adapter_config(source: ModelSource) -> peft.PeftConfig:
@@ -73,11 +74,9 @@ def put_adapter(
 
 
 def merges_by_layer(adapted: peft.PeftModel, config: peft.LoraConfig) -> bool:
-    """Whether the adapter is LoRA on whole layers and nothing else, so that each layer can be merged by itself."""
-    more = ("modules_to_save", "trainable_token_indices", "target_parameters", "layer_replication")
-    if config.bias != "none" or any(getattr(config, name, None) for name in more):
-        return False
-    return not any(isinstance(module, ParamWrapper) for module in adapted.modules())
+    """Whether the adapter is LoRA on layers and experts and nothing else, so that each can be merged by itself."""
+    more = ("modules_to_save", "trainable_token_indices", "layer_replication")
+    return config.bias == "none" and not any(getattr(config, name, None) for name in more)
 
 
 class MergedTensors:
@@ -93,11 +92,12 @@ class MergedTensors:
         self._base, self._stored_as = base, stored_as
         self.files: list[Path] = base.files
         self.index: dict[str, Entry] = {name: base.index[key] for name, key in stored_as.items()}
-        self._layers: dict[str, tuple[LoraLayer, str]] = {}  # by the model's name: the layer and its module's name
+        # By the model's name of a tensor: what changes it, and the name of the module that owns it.
+        self._layers: dict[str, tuple[LoraLayer, str]] = {}
         for path, layer in adapted.named_modules():
             if isinstance(layer, LoraLayer):
-                module = path.removeprefix(_MODEL_PREFIX)
-                for name, _ in layer.get_base_layer().named_parameters():
+                module = _module_of(path)
+                for name in _merged_parameters(layer):
                     self._layers[f"{module}.{name}"] = layer, module
         self.merged_names = set(self._layers)
 
@@ -107,8 +107,7 @@ class MergedTensors:
             return self._base.read(self._stored_as[name])
         layer, module = self._layers[name]
         base_layer: nn.Module = layer.get_base_layer()
-        names = [parameter_name for parameter_name, _ in base_layer.named_parameters()]
-        for parameter_name in names:
+        for parameter_name in _merged_parameters(layer):
             owner, _, attribute = parameter_name.rpartition(".")
             value = self._base.read(self._stored_as[f"{module}.{parameter_name}"]).float()
             setattr(base_layer.get_submodule(owner), attribute, nn.Parameter(value, requires_grad=False))
@@ -119,3 +118,36 @@ class MergedTensors:
         layer.merged_adapters.clear()
         base_layer.to("meta")
         return merged
+
+
+def merge_layer(layer: LoraLayer, dtype: torch.dtype) -> None:
+    """Merge one layer of a model in memory, in fp32, and take its adapter away.
+
+    Args:
+        dtype: of the merged weights.
+    """
+    parameters = [layer.get_base_layer().get_parameter(name) for name in _merged_parameters(layer)]
+    for parameter in parameters:
+        parameter.data = parameter.data.float()
+    with torch.no_grad():
+        layer.merge()
+    for parameter in parameters:
+        parameter.data = parameter.data.to(dtype)
+    layer.merged_adapters.clear()
+    for name in list(layer.active_adapters):
+        layer.delete_adapter(name)
+
+
+def _module_of(path: str) -> str:
+    """The model's name of the module that an adapter wraps; peft nests the adapters of a module's parameters."""
+    path = path.removeprefix(_MODEL_PREFIX)
+    while path.endswith(_NESTED):
+        path = path.removesuffix(_NESTED)
+    return path
+
+
+def _merged_parameters(layer: LoraLayer) -> list[str]:
+    """The names of the wrapped module's parameters that merging needs and may change."""
+    if isinstance(layer, ParamWrapper):
+        return [layer.parameter_name]
+    return [name for name, _ in layer.get_base_layer().named_parameters()]

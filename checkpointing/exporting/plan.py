@@ -18,7 +18,13 @@ from transformers.core_model_loading import revert_weight_conversion
 from transformers.utils import GENERATION_CONFIG_NAME, cached_file
 
 from checkpointing.continuation import as_list, stop_at
-from checkpointing.exporting.adapters import MergedTensors, load_adapter_config, merges_by_layer, put_adapter
+from checkpointing.exporting.adapters import (
+    MergedTensors,
+    load_adapter_config,
+    merge_layer,
+    merges_by_layer,
+    put_adapter,
+)
 from checkpointing.exporting.blueprint import (
     blueprint_of,
     build_blueprint,
@@ -40,7 +46,7 @@ from utils.errors import ConfigError, TrainingError
 from utils.processor_type import Processor
 
 _ONE_COPY = "transformers stores this family's tensors under other names, so one whole copy of the model is in memory"
-_AT_ONCE = "the whole model is merged at once, in fp32 in memory"
+_AT_ONCE = "the whole model is merged at once, in memory"
 
 
 @dataclass(frozen=True)
@@ -103,7 +109,7 @@ def _plan_merged(source: ModelSource, auto_model: Any, dtype: torch.dtype | None
         raise ConfigError(f"--merge: {source.path} is an adapter of the kind {kind}; only LoRA is merged")
     assert isinstance(config, peft.LoraConfig)
     if not is_stored_as_named(model):
-        return _plan_merged_whole(source, auto_model, config, base, dtype, f"{_ONE_COPY}, in fp32")
+        return _plan_merged_whole(source, auto_model, config, base, dtype, _ONE_COPY)
     if source.new_parts:
         return _plan_merged_whole(source, auto_model, config, base, dtype, _AT_ONCE)
     notes = fit(model, base, f"the base model {source.base}", str(source.base))
@@ -130,8 +136,11 @@ def _plan_merged_whole(
     dtype: torch.dtype | None,
     note: str,
 ) -> ExportPlan:
-    """For families whose files differ from the model, and adapters that are more than LoRA on layers."""
-    whole = load_pretrained(str(source.base), auto_model, torch.float32, source.rope, source.new_parts)
+    """For families whose files differ from the model, and adapters that are more than LoRA on layers and experts."""
+    dtypes = {entry.dtype for entry in base.index.values() if entry.dtype.is_floating_point}
+    # A layer is merged in fp32, so the others need no more memory than files have for them.
+    read_in = dtypes.pop() if len(dtypes) == 1 else torch.float32
+    whole = load_pretrained(str(source.base), auto_model, read_in, source.rope, source.new_parts)
     adapted, _ = put_adapter(whole, source, config)
     model: Any = adapted.get_base_model()
     notes = [note]
@@ -144,7 +153,11 @@ def _plan_merged_whole(
                 own = nn.Parameter(parameter.detach().clone(), requires_grad=False)
                 setattr(layer.get_base_layer().get_submodule(owner), attribute, own)
                 notes.append(_untie(model, [f"{path}.{name}"]))
-    return _plan_whole(source, adapted.merge_and_unload(), dtype or _common_dtype(base.index), notes)
+    dtype = dtype or _common_dtype(base.index)
+    for layer in [module for module in adapted.modules() if isinstance(module, LoraLayer)]:
+        # fp16, too, is only rounded to when it is written: numbers may be too large for it.
+        merge_layer(layer, torch.bfloat16 if dtype == torch.bfloat16 else torch.float32)
+    return _plan_whole(source, adapted.merge_and_unload(), dtype, notes)
 
 
 def _plan_whole(source: ModelSource, model: PreTrainedModel, dtype: torch.dtype | None, notes: list[str]) -> ExportPlan:

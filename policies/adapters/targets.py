@@ -101,7 +101,12 @@ def _find_named(model: PreTrainedModel, lora: LoraConfig) -> tuple[list[str], di
     takes = LINEAR if lora.use_dora else (*LINEAR, nn.Embedding)
     of_language, weights = language_modules(model), find_expert_weights(model, language_modules(model))
     holders = set(map(holder_of, weights))
-    modules = {name: module for name, module in model.named_modules() if name and name not in holders}
+    inside = tuple(f"{holder}." for holder in holders)  # among these, what packs an expert's weight has that one's name
+    modules = {
+        name: module
+        for name, module in model.named_modules()
+        if name and name not in holders and not name.startswith(inside)
+    }
     names: dict[str, list[str]] = {}  # of modules, by target
     experts: dict[str, ExpertWeight] = {}
     unknown, other = [], []

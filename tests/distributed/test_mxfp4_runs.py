@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
+import peft
 import pytest
 import torch
 from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
 
 from policies.weights.stored import SafetensorsTensors
 from tests.helpers.mxfp4_folder import dequantized_by_transformers, save_in_mxfp4
@@ -41,13 +44,20 @@ CASES = [
     ("2 ranks, all weights", 2, SHARDED),
     ("1 rank, nf4", 1, (*lora_flags(["q_proj", "v_proj"]), "--quantization", "4bit")),
     ("2 ranks, mxfp4", 2, (*lora_flags(["q_proj", "v_proj"]), "--quantization", "mxfp4", *SHARDED)),
+    ("1 rank, mxfp4, experts by name", 1, (*lora_flags(["gate_up_proj", "down_proj"]), "--quantization", "mxfp4")),
     ("2 ranks, nf4", 2, (*lora_flags(["q_proj", "v_proj"]), "--quantization", "4bit", *SHARDED)),
 ]
 
 
 @pytest.mark.parametrize(("ranks", "given"), [case[1:] for case in CASES], ids=[case[0] for case in CASES])
 def test_it_trains_as_the_model_in_bf16_and_leaves_plain_weights(
-    ranks: int, given: tuple[str, ...], published: Path, plain: Path, process_group: ProcessGroup, tmp_path: Path
+    ranks: int,
+    given: tuple[str, ...],
+    published: Path,
+    plain: Path,
+    process_group: ProcessGroup,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     losses = {}
     for name, model in (("published", published), ("plain", plain)):
@@ -62,7 +72,8 @@ def test_it_trains_as_the_model_in_bf16_and_leaves_plain_weights(
         saved = tmp_path / "merged"
         assert export([str(tmp_path / "published/adapter"), "--to", str(saved), "--merge", "--verify"]) == 0
         assert load_file(saved / "model.safetensors").keys() == load_file(plain / "model.safetensors").keys()
-        if ranks == 1:
+        assert "in memory" not in capsys.readouterr().out, "tensors are merged one by one"
+        if "4bit" in given and ranks == 1:
             further = flags_for(published, tmp_path / "further", batching="padding", num_steps=1)
             further += ["--use_peft", "--quantization", "4bit", "--run_validation", "False"]
             further += ["--from_peft_checkpoint", str(tmp_path / "published/adapter")]
@@ -73,3 +84,23 @@ def test_it_trains_as_the_model_in_bf16_and_leaves_plain_weights(
     settings = json.loads((saved / "config.json").read_text())
     assert "quantization_config" not in settings
     assert not {"_experts_implementation", "experts_implementation"} & settings.keys()
+
+
+@pytest.mark.parametrize("more", [{}, {"trainable_token_indices": [3]}], ids=["by tensor", "whole"])
+def test_adapters_of_experts_merge_into_plain_weights(
+    more: dict[str, Any], published: Path, plain: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = peft.LoraConfig(
+        r=2, target_modules=["q_proj"], target_parameters=["experts.gate_up_proj", "experts.down_proj"], **more
+    )
+    settings.init_lora_weights = False
+    base = AutoModelForCausalLM.from_pretrained(plain, dtype=torch.float32)
+    adapted = peft.get_peft_model(base, settings)
+    settings.base_model_name_or_path = str(published)
+    adapted.save_pretrained(tmp_path / "adapter")
+    assert export([str(tmp_path / "adapter"), "--to", str(tmp_path / "merged"), "--merge", "--dtype", "fp32"]) == 0
+    assert ("the whole model is merged at once" in capsys.readouterr().out) == bool(more)
+    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
+    ids = torch.arange(3, 40).unsqueeze(0)
+    with torch.no_grad():
+        torch.testing.assert_close(merged(input_ids=ids).logits, adapted(input_ids=ids).logits, rtol=1e-4, atol=1e-5)

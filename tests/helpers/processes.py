@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import itertools
 import json
 import os
 import random
@@ -12,7 +14,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,16 +25,33 @@ from tests.helpers.forked import ONE_THREAD, WRITE_STACKS, Fork
 from tests.helpers.forked_ranks import SERVER_NAME
 
 ROOT = Path(__file__).resolve().parents[2]
-_RANDOM = random.Random()
+
+
+@functools.cache
+def _own_ports() -> tuple[socket.socket, Iterator[int]]:
+    """Ports that no other process of tests takes: while this one lives, it holds the first of its hundred.
+
+    The system itself hands out higher ones. A run binds its port seconds after it was chosen, so that one of 12,000 at
+    random met another worker's once in some suites.
+    """
+    firsts = list(range(20_000, 32_000, 100))
+    random.Random().shuffle(firsts)
+    for first in firsts:
+        guard = socket.socket()
+        with contextlib.suppress(OSError):
+            guard.bind(("127.0.0.1", first))
+            return guard, itertools.cycle(range(first + 1, first + 100))
+        guard.close()
+    raise RuntimeError("every hundred of ports is another process's")
 
 
 def free_port() -> int:
-    """A port that is free, and stays so: the system itself hands out higher ones."""
-    while True:
-        port = _RANDOM.randrange(20_000, 32_000)
+    """A port that is free, and stays so."""
+    for port in _own_ports()[1]:
         with socket.socket() as listener, contextlib.suppress(OSError):
             listener.bind(("127.0.0.1", port))
             return port
+    raise AssertionError("ports are cycled through without end")
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
