@@ -183,7 +183,9 @@ def _plan_model(
 
     generation, left_out = generation_settings(source.generation)
     if source.is_adapter and generation is not None and model.can_generate():  # config.json is the base's
-        stop_at(model, as_list(generation.eos_token_id) or as_list(model.generation_config.eos_token_id))
+        end_ids = as_list(generation.eos_token_id) or as_list(model.generation_config.eos_token_id)
+        if end_ids:  # a model may name none
+            stop_at(model, end_ids)
 
     def save_config(folder: Path) -> None:
         model.config.save_pretrained(folder)

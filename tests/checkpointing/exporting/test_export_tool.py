@@ -242,6 +242,17 @@ def test_the_copy_that_a_run_leaves_is_the_model_that_it_saved(
     assert not torch.equal(logits(load_plain(folder)), logits(load_plain(models[tie])))
 
 
+def test_a_base_that_names_no_end_token_is_merged(tied_model: Path, tmp_path: Path) -> None:
+    base = shutil.copytree(tied_model, tmp_path / "base")
+    for name in ("config.json", "generation_config.json"):
+        settings = json.loads((base / name).read_text())
+        (base / name).write_text(json.dumps(settings | {"eos_token_id": None}))
+    model = with_lora(base)
+    model.save_pretrained(str(tmp_path / "adapter"))
+    folder = export(tmp_path / "adapter", tmp_path / "out", "--merge", "--base", str(base))
+    assert (logits(load_plain(folder)) - logits(model)).abs().max() < FP32_ROUNDING
+
+
 def test_a_runs_adapter_is_merged_from_its_folder(
     tiny_model: Path, process_group: ProcessGroup, tmp_path: Path
 ) -> None:
