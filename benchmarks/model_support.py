@@ -8,6 +8,7 @@ Each family has a tiny model, whose config is its authors' published one with sm
     padded, packed   the run's loss beside transformers' own of one document at a time
     compiled         the losses of a compiled run beside those of the plain one (aot_eager)
     LoRA             all-linear: the run's last evaluation beside that of the adapter in plain peft
+    merged           the same evaluation beside that of the adapter merged into its base (tools.export --merge)
     4-bit            LoRA on a base in 4 bits finishes
     FSDP2            the losses of two ranks beside those of one
     plan             --dry_run gives its verdict

@@ -26,6 +26,7 @@ from benchmarks.runs.forked_commands import Ended, run_command, run_forked, wait
 from benchmarks.runs.measurements import read_events, train_events
 from data.sequences.tokenized import TokenSequence
 from data.tokens.labels import IGNORE_INDEX
+from tools.export import main as export
 from utils.compat import list_text_model
 
 NUM_STEPS, RESUMED_AFTER, BATCH = 3, 2, 4
@@ -89,6 +90,11 @@ class FamilyRuns:
     def plain(self) -> Path:
         """A padded run of all weights in one process."""
         return self.run("plain", "--batching_strategy", "padding", "--save_every_steps", str(RESUMED_AFTER))
+
+    @cached_property
+    def adapted(self) -> Path:
+        """A padded run of LoRA on all linear layers, and experts, in one process."""
+        return self.run("lora", "--batching_strategy", "padding", *LORA)
 
     def run(self, name: str, *flags: str, world_size: int = 1, first: Callable[[], Any] = lambda: None) -> Path:
         """The folder of a run with these flags besides the usual ones.
@@ -155,10 +161,18 @@ def compiled(runs: FamilyRuns) -> SupportCell:
 
 def lora(runs: FamilyRuns) -> SupportCell:
     """The run's last evaluation beside the loss of what plain peft loads, and whether experts have adapters."""
-    run = runs.run("lora", "--batching_strategy", "padding", *LORA)
-    loaded = runs.loss_of(runs.model, run / "adapter")
-    of_experts = _said_of_experts(runs, _experts_with_adapters(run))
-    return SupportCell(apart([best_loss(run)], [loaded]), of_experts)
+    loaded = runs.loss_of(runs.model, runs.adapted / "adapter")
+    of_experts = _said_of_experts(runs, _experts_with_adapters(runs.adapted))
+    return SupportCell(apart([best_loss(runs.adapted)], [loaded]), of_experts)
+
+
+def merged(runs: FamilyRuns) -> SupportCell:
+    """The LoRA run's last evaluation beside the loss of the model that `tools.export --merge` makes of it."""
+    to = runs.folder / "merged"
+    status = in_fork(partial(export, [str(runs.adapted), "--to", str(to), "--merge"]), runs.folder)
+    if status:
+        raise RunFailed(f"exit status {status}: {_last_line((runs.folder / 'output').read_text())}")
+    return SupportCell(apart([best_loss(runs.adapted)], [runs.loss_of(to)]))
 
 
 def four_bit(runs: FamilyRuns) -> SupportCell:
@@ -205,6 +219,7 @@ COLUMNS: dict[str, Callable[[FamilyRuns], SupportCell]] = {
     "packed": packed,
     "compiled": compiled,
     "LoRA": lora,
+    "merged": merged,
     "4-bit": four_bit,
     "FSDP2": two_ranks,
     "plan": plan,

@@ -118,12 +118,10 @@ def _plan_merged(source: ModelSource, auto_model: Any, dtype: torch.dtype | None
     if not merges_by_layer(adapted, config):
         return _plan_merged_whole(source, auto_model, config, base, dtype, _AT_ONCE)
     merged = MergedTensors(base, stored_as, adapted)
-    names = []
-    for name, group in names_of.items():
-        # Merged under one of its names, a tied weight differs under the others: files then hold each.
-        changed = len(group) > 1 and merged.merged_names & set(group)
-        notes += [_untie(model, group)] if changed else []
-        names += group if changed else [name]
+    # Merged under one of its names, a tied weight differs under the others: files then hold each.
+    differ = [group for group in names_of.values() if len(group) > 1 and merged.merged_names & set(group)]
+    notes += [_untie(model, group) for group in differ]
+    names = _every_name(names_of) if differ else list(names_of)
     entries = {name: merged.index[name] for name in names if name in stored_as}
     return _plan_model(source, model, entries, merged.read, dtype, notes)
 
@@ -143,7 +141,7 @@ def _plan_merged_whole(
     whole = load_pretrained(str(source.base), auto_model, read_in, source.rope, source.new_parts)
     adapted, _ = put_adapter(whole, source, config)
     model: Any = adapted.get_base_model()
-    notes = [note]
+    untied = []
     # peft merges in place, which would change a tied weight under all of its names.
     uses = Counter(id(parameter) for _, parameter in adapted.named_parameters(remove_duplicate=False))
     for path, layer in adapted.named_modules():
@@ -152,18 +150,26 @@ def _plan_merged_whole(
                 owner, _, attribute = name.rpartition(".")
                 own = nn.Parameter(parameter.detach().clone(), requires_grad=False)
                 setattr(layer.get_base_layer().get_submodule(owner), attribute, own)
-                notes.append(_untie(model, [f"{path}.{name}"]))
+                untied.append(_untie(model, [f"{path}.{name}"]))
     dtype = dtype or _common_dtype(base.index)
     for layer in [module for module in adapted.modules() if isinstance(module, LoraLayer)]:
         # fp16, too, is only rounded to when it is written: numbers may be too large for it.
         merge_layer(layer, torch.bfloat16 if dtype == torch.bfloat16 else torch.float32)
-    return _plan_whole(source, adapted.merge_and_unload(), dtype, notes)
+    return _plan_whole(source, adapted.merge_and_unload(), dtype, [note, *untied], is_untied=bool(untied))
 
 
-def _plan_whole(source: ModelSource, model: PreTrainedModel, dtype: torch.dtype | None, notes: list[str]) -> ExportPlan:
-    """For a model in memory, its tensors converted to what files hold."""
+def _plan_whole(
+    source: ModelSource, model: PreTrainedModel, dtype: torch.dtype | None, notes: list[str], *, is_untied: bool = False
+) -> ExportPlan:
+    """For a model in memory, its tensors converted to what files hold.
+
+    Args:
+        is_untied: its config says so, though some weights may still have several names.
+    """
     state = model.state_dict()
-    tensors = revert_weight_conversion(model, {name: state[name] for name in names_in_files(model)})
+    names_of = names_in_files(model)
+    names = _every_name(names_of) if is_untied else list(names_of)
+    tensors = revert_weight_conversion(model, {name: state[name] for name in names})
     entries = {name: Entry(tuple(tensor.shape), tensor.dtype) for name, tensor in tensors.items()}
     return _plan_model(source, model, entries, tensors.__getitem__, dtype, notes)
 
@@ -249,6 +255,11 @@ def _common_dtype(entries: dict[str, Entry]) -> torch.dtype:
     for entry in entries.values():
         sizes[entry.dtype] += entry.nbytes if entry.dtype.is_floating_point else 0
     return max(sizes, key=lambda dtype: sizes[dtype])
+
+
+def _every_name(names_of: dict[str, list[str]]) -> list[str]:
+    """Also those that tied weights have besides: a config that says untied says it of all."""
+    return [name for names in names_of.values() for name in names]
 
 
 def _untie(model: PreTrainedModel, names: list[str]) -> str:

@@ -22,8 +22,9 @@ KINDS = {
     "gpt_oss": "sinks",
     "qwen3_next": "delta net",
     "nemotron_h": "Mamba hybrid",
+    "zamba2": "layers that share weights",
 }
-MEASURED = ("padded", "packed", "LoRA", "saved")
+MEASURED = ("padded", "packed", "LoRA", "merged", "saved")
 
 
 # nemotron_h has shared experts and biases in its router, too.
