@@ -96,7 +96,7 @@ def _linear(model: nn.Module) -> list[tuple[str, nn.Module]]:
 
 
 IMAGE_COLUMNS: dict[str, Callable[[FamilyRuns], SupportCell]] = {
-    **{name: COLUMNS[name] for name in ("padded", "packed", "compiled", "LoRA")},
+    **{name: COLUMNS[name] for name in ("padded", "packed", "compiled", "LoRA", "merged")},
     "LoRA, vision": partial(lora_on, vision_layers),
     "LoRA, projector": partial(lora_on, projector_layers),
     **{name: COLUMNS[name] for name in ("4-bit", "FSDP2", "plan", "saved", "resumed")},
