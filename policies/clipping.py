@@ -67,7 +67,7 @@ def clip_grad_norm(
     if on_host or getattr(optimizer, "_step_supports_amp_scaling", False):
         optimizer.grad_scale = divisor  # type: ignore[union-attr]
     elif divisor is not None:
-        torch._foreach_mul_(shards, divisor.reciprocal())
+        torch._foreach_div_(shards, divisor)  # as torch's fused kernels do, to the bit in fp32
     return norm
 
 

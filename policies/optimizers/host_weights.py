@@ -135,7 +135,7 @@ class HostWeightsOptimizer(HostOptimizer):
         if getattr(self._optimizer, "_step_supports_amp_scaling", False):  # in its own pass over them
             self._optimizer.grad_scale = self.grad_scale  # type: ignore[attr-defined]
         elif self.grad_scale is not None:
-            torch._foreach_mul_([local_tensor(gradient) for gradient in gradients], self.grad_scale.reciprocal())
+            torch._foreach_div_([local_tensor(gradient) for gradient in gradients], self.grad_scale)
 
 
 @torch.no_grad()

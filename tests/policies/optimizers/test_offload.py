@@ -21,6 +21,7 @@ from torch.optim.lr_scheduler import LambdaLR
 import policies.optimizers.host_optimizer as host_optimizer
 import policies.optimizers.offload as optimizer_offload
 from configs.flags import parse_flags
+from policies.clipping import clip_grad_norm
 from policies.optimizers.anyprecision import AnyPrecisionAdamW
 from policies.optimizers.build import build_optimizer
 from policies.optimizers.host_optimizer import last_gradients
@@ -126,6 +127,21 @@ def test_updates_that_begin_in_backward_are_those_of_the_plain_step(
     for parameter, other in zip(model.parameters(), plain.parameters(), strict=True):
         mine, others = ours.state[parameter], theirs.state[other]
         assert all(torch.equal(torch.as_tensor(mine[key]), torch.as_tensor(value)) for key, value in others.items())
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_clipped_steps_in_fp32_are_the_plain_ones(name: str) -> None:
+    """fp32 weights; some of these optimizers divide gradients in their own pass, others have them divided before."""
+    model, plain = make_model(), make_model()
+    ours, theirs = CPUOffloadOptimizer(groups(model), OPTIMIZERS[name]), OPTIMIZERS[name]([*plain.parameters()])
+    for step in range(6):
+        for one, optimizer in ((model, ours), (plain, theirs)):
+            loss_of(one, step).backward()
+            norm = clip_grad_norm(one.parameters(), 0.013, optimizer=optimizer)
+            assert norm > 0.013
+            optimizer.step()
+            optimizer.zero_grad()
+    assert_same(model, plain)
 
 
 def test_a_step_begins_early_only_where_gradients_are_final_after_backward() -> None:
