@@ -17,6 +17,7 @@ from configs.help import help_text, wants_help
 from ranks.environment import Environment, lone_process, print_rank_zero, read_environment
 from supervision.exit_status import FAILED, REFUSED, hand_refusal_over, leave
 from supervision.patience import patience_of
+from utils.compiled_code import keep_compiled_code
 from utils.errors import ConfigError, RunError, TrainingError
 from utils.launcher_rank import launcher_rank
 from utils.printing import print_line
@@ -35,9 +36,9 @@ _LOST_WORDS = (  # in errors of gloo, NCCL and the store if another rank is gone
 
 
 def end_unless_flags_hold(argv: Sequence[str]) -> None:
-    """End the process if these flags or the launcher's variables are refused, or if it is asked for help.
+    """End the process if these flags or variables are refused, or if it is asked for help.
 
-    Before torch is imported.
+    Before torch is imported: it learns here where compiled code is kept.
     """
     env = lone_process(launcher_rank())
     try:
@@ -46,6 +47,7 @@ def end_unless_flags_hold(argv: Sequence[str]) -> None:
             print_rank_zero(env, help_text(argv))
             sys.exit(0)
         parse_flags(argv)
+        keep_compiled_code()  # the run says later if it cannot be kept
     except ConfigError as error:
         status = end_with_error(env, error, REFUSED)
         hand_refusal_over(env.refusal_file)

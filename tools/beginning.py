@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 
 from supervision.exit_status import REFUSED, let_ctrl_c_end_this
+from utils.compiled_code import keep_compiled_code
 from utils.errors import ConfigError
 from utils.printing import print_line
 from utils.slow_imports import begin_imports
@@ -28,6 +29,7 @@ def begin_importing(read_flags: Callable[[], object]) -> Callable[[], None]:
     begin_tool()
     try:
         read_flags()
+        keep_compiled_code()
     except ConfigError as error:
         print_line(f"error: {error}", to_stderr=True)
         sys.exit(REFUSED)

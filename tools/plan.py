@@ -18,6 +18,7 @@ from pathlib import Path
 
 from tools.beginning import begin_tool
 from tools.ending import status_of
+from utils.compiled_code import keep_compiled_code
 from utils.quiet import quiet_libraries
 from utils.slow_imports import begin_imports
 
@@ -47,6 +48,7 @@ def find(argv: Sequence[str], sort: str) -> None:
     Raises:
         ConfigError: if no run could be planned.
     """
+    keep_compiled_code()
     imports_ended = begin_imports()
     from configs.flags import parse_flags
     from planning.alternatives.find_runs import command_of, find_runs, find_table, sorted_runs

@@ -11,20 +11,29 @@ import os
 import tempfile
 from pathlib import Path
 
+from utils.errors import ConfigError
+
 _PLACES = {
     "TORCHINDUCTOR_CACHE_DIR": "torchinductor",
     "TRITON_CACHE_DIR": "triton",
     "FLASH_ATTENTION_CUTE_DSL_CACHE_DIR": "flash_attention_4",
 }
-"""Variables that these libraries read when they first compile, and folders within that of the project."""
+"""Variables that these libraries read, and folders within that of the project."""
 
 
 def keep_compiled_code() -> str | None:
     """Let compiled code be kept in the user's cache folder, as far as no variable names another place.
 
+    Call it before torch and transformers are imported: they import torch._dynamo, which makes its folder at once, and
+    names it in the variable. It may be called again, for the line.
+
     Returns:
         A line to print if it cannot be kept there; then each library writes where it does by default.
+
+    Raises:
+        ConfigError: if the user named a folder that cannot be made, without which torch._dynamo cannot be imported.
     """
+    _make_named_folder("TORCHINDUCTOR_CACHE_DIR")
     unset = [name for name in _PLACES if not os.environ.get(name)]
     if not unset:
         return None
@@ -34,10 +43,23 @@ def keep_compiled_code() -> str | None:
     except (OSError, RuntimeError) as error:
         why = getattr(error, "strerror", None) or error
         where = getattr(error, "filename", None) or "the user's cache folder"
+        for name in unset:
+            os.environ.pop(name, None)  # torch takes an empty one for the working directory
         lost = "compiled code may be lost before the next start"
         return f"{lost}: it cannot be kept in {where} ({why}); set XDG_CACHE_HOME"
     os.environ.update({name: str(folder / _PLACES[name]) for name in unset})
     return None
+
+
+def _make_named_folder(name: str) -> None:
+    if folder := os.environ.get(name):
+        try:
+            os.makedirs(folder, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(
+                f"{name}: {folder} cannot be made ({error.strerror}), and torch needs it; name a folder that can, or "
+                "leave the variable out"
+            ) from error
 
 
 def user_cache_folder() -> Path:
