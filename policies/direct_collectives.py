@@ -32,7 +32,7 @@ def asks_directly(fsdp: FsdpConfig, *, gathers: bool) -> bool:
     if fsdp.direct_collectives and not gathers:
         raise ConfigError(
             "--direct_collectives: this run shares no weights out over ranks, so it gathers none; start several "
-            "processes, or leave this out"
+            "processes (with --hsdp, several in each group), or leave this out"
         )
     return fsdp.direct_collectives
 
