@@ -75,6 +75,6 @@ def _blame(weights: Mapping[str, bool], *, first_step: bool) -> str:
             "that model or adapter again, or give another"
         )
     return (
-        f"It comes from the weights, not from the data: NaN or infinity in {name}{more}, from --model_name or "
-        "from an earlier update; look at that model, or go on from an earlier checkpoint with a lower --lr"
+        f"It comes from the weights, not from the data: {name}{more} hold NaN or infinity, from --model_name or from "
+        "an earlier update; look at that model, or go on from an earlier checkpoint with a lower --lr"
     )
