@@ -17,10 +17,10 @@ from checkpointing.exporting.stored_tensors import StoredTensors
 from policies.adapters.new_tokens import make_room_for_tokens
 from policies.adapters.saved import attach_adapter, check_base_is_unchanged, read_adapter_config, set_adapter
 from policies.weights.stored import Entry
+from policies.weights.tensor_names import plain_name
 from utils.errors import ConfigError, in_one_line
 
 _MODEL_PREFIX = "base_model.model."
-_NESTED = ".base_layer"
 
 
 def load_adapter_config(source: ModelSource) -> peft.PeftConfig:
@@ -96,7 +96,7 @@ class MergedTensors:
         self._layers: dict[str, tuple[LoraLayer, str]] = {}
         for path, layer in adapted.named_modules():
             if isinstance(layer, LoraLayer):
-                module = _module_of(path)
+                module = plain_name(path.removeprefix(_MODEL_PREFIX))
                 for name in _merged_parameters(layer):
                     self._layers[f"{module}.{name}"] = layer, module
         self.merged_names = set(self._layers)
@@ -136,14 +136,6 @@ def merge_layer(layer: LoraLayer, dtype: torch.dtype) -> None:
     layer.merged_adapters.clear()
     for name in list(layer.active_adapters):
         layer.delete_adapter(name)
-
-
-def _module_of(path: str) -> str:
-    """The model's name of the module that an adapter wraps; peft nests the adapters of a module's parameters."""
-    path = path.removeprefix(_MODEL_PREFIX)
-    while path.endswith(_NESTED):
-        path = path.removesuffix(_NESTED)
-    return path
 
 
 def _merged_parameters(layer: LoraLayer) -> list[str]:
