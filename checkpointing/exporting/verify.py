@@ -94,7 +94,10 @@ def check_logits(
         if source.is_adapter and not merged:
             import peft
 
+            from policies.adapters.new_tokens import make_room_for_tokens
+
             base = load_pretrained(str(source.base), auto_model, torch.float32, source.rope, source.new_parts)
+            make_room_for_tokens(base, peft.PeftConfig.from_pretrained(str(folder)))
             model: Any = peft.PeftModel.from_pretrained(base, str(folder))
         else:
             model = load_pretrained(str(folder), auto_model, torch.float32)

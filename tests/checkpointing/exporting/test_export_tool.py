@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from peft import PeftModel
+from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file
 from tqdm import tqdm
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, T5Config, T5ForConditionalGeneration
@@ -251,6 +251,17 @@ def test_a_base_that_names_no_end_token_is_merged(tied_model: Path, tmp_path: Pa
     model.save_pretrained(str(tmp_path / "adapter"))
     folder = export(tmp_path / "adapter", tmp_path / "out", "--merge", "--base", str(base))
     assert (logits(load_plain(folder)) - logits(model)).abs().max() < FP32_ROUNDING
+
+
+def test_an_adapter_with_rows_that_its_base_lacks_is_verified(tiny_model: Path, tmp_path: Path) -> None:
+    model = AutoModelForCausalLM.from_pretrained(tiny_model)
+    model.resize_token_embeddings(602, mean_resizing=False)
+    rows = {"embed_tokens": [600, 601], "lm_head": [600, 601]}
+    adapted = changed(get_peft_model(model, LoraConfig(target_modules=["q_proj"], trainable_token_indices=rows)))
+    adapted.save_pretrained(str(tmp_path / "adapter"), save_embedding_layers=False)
+    folder = export(tmp_path / "adapter", tmp_path / "out", "--base", str(tiny_model), "--verify")
+    saved = [load_file(path / "adapter_model.safetensors") for path in (tmp_path / "adapter", folder)]
+    assert saved[0].keys() == saved[1].keys()
 
 
 def test_a_runs_adapter_is_merged_from_its_folder(
