@@ -41,6 +41,7 @@ _LOADING = {
 }
 _UNLISTED = ("Mistral4ForCausalLM",)
 """Models of text that transformers' AutoModelForCausalLM does not list (`utils.compat.list_text_model`)."""
+_ADAPTED = "model = PeftModel.from_pretrained(base, folder)"
 
 
 def model_card(
@@ -74,6 +75,7 @@ def model_card(
             is_chat=by_chat_template(notes),
             rope=section(notes, "resolved", "rope") if is_adapter else {},
             labels=section(notes, "resolved", "labels") if is_adapter else {},
+            has_new_tokens=bool(section(notes, "settings", "train_config").get("add_special_tokens")),
         ),
     ]
     if settings := settings_of(notes):
@@ -115,11 +117,14 @@ def _about(notes: Notes, base: str | None, *, is_adapter: bool, step: int | None
     return " ".join(lines)
 
 
-def _loading(kind: _Loading, *, is_adapter: bool, is_chat: bool, rope: Notes, labels: Notes) -> str:
+def _loading(
+    kind: _Loading, *, is_adapter: bool, is_chat: bool, rope: Notes, labels: Notes, has_new_tokens: bool
+) -> str:
     """How to load the folder, in Python.
 
     Args:
         rope, labels: values of config.json that the adapter's base needs in the place of its own.
+        has_new_tokens: the adapter may hold rows that its base does not have.
     """
     processor = "AutoProcessor" if kind.pipeline == "image-text-to-text" else "AutoTokenizer"
     name = "processor" if processor == "AutoProcessor" else "tokenizer"
@@ -136,18 +141,19 @@ def _loading(kind: _Loading, *, is_adapter: bool, is_chat: bool, rope: Notes, la
         imports = ["from peft import PeftConfig, PeftModel"]
         imports += [f"from transformers import {', '.join(sorted((kind.auto_class, processor)))}"]
         base = f"{kind.auto_class}.from_pretrained(PeftConfig.from_pretrained(folder).base_model_name_or_path)"
-        model = [f"base = {base}", "model = PeftModel.from_pretrained(base, folder)"]
+        model = [f"base = {base}", _ADAPTED]
     else:
         auto_class = kind.auto_class.replace("AutoModel", "AutoPeftModel")
         imports = [f"from peft import {auto_class}", f"from transformers import {processor}"]
         model = [f"model = {auto_class}.from_pretrained(folder)"]
-    lines = [
-        *imports,
-        "",
-        'folder = "."  # this folder, or its name on the hub',
-        *model,
-        f"{name} = {processor}.from_pretrained(folder)",
-    ]
+    read = [f"{name} = {processor}.from_pretrained(folder)"]
+    if has_new_tokens and model[-1] == _ADAPTED:  # peft's own auto classes make room by themselves
+        tokenizer = name if name == "tokenizer" else f"{name}.tokenizer"
+        rows = f"max(len({tokenizer}), base.get_input_embeddings().num_embeddings)"
+        lines = [*model[:-1], *read, f"base.resize_token_embeddings({rows})  # for the new tokens", _ADAPTED]
+    else:
+        lines = [*model, *read]
+    lines = [*imports, "", 'folder = "."  # this folder, or its name on the hub', *lines]
     if is_chat and kind.pipeline == "text-generation":
         lines += [
             "",
@@ -172,7 +178,7 @@ def _base_with(rope: Notes, labels: Notes, kind: _Loading) -> list[str]:
         "config = AutoConfig.from_pretrained(name)",
         *updates,
         f"base = {kind.auto_class}.from_pretrained(name, config=config)",
-        "model = PeftModel.from_pretrained(base, folder)",
+        _ADAPTED,
     ]
 
 

@@ -167,3 +167,20 @@ def test_a_model_that_no_auto_class_of_text_lists_is_loaded_by_its_own(is_adapte
     assert "AutoPeftModel" not in code
     assert "Mistral4ForCausalLM.from_pretrained(" in code
     assert ("PeftModel.from_pretrained(base, folder)" in code) == is_adapter
+
+
+@pytest.mark.parametrize(
+    "kept", [{"task": "causal_lm", "rope": {"max_position_embeddings": 256}}, {"task": "image_text"}]
+)
+def test_the_lines_for_an_adapter_with_new_tokens_make_room_for_them(kept: dict[str, Any]) -> None:
+    """Without room peft fails while it puts the rows in; its own auto classes make it by themselves."""
+    for tokens in (["<a>"], []):
+        notes = {"resolved": kept, "settings": {"train_config": {"add_special_tokens": tokens}}}
+        card = model_card(notes, [], [], title="a", is_adapter=True)
+        (code,) = re.findall(r"```python\n(.*?)```", card, re.DOTALL)
+        assert ("resize_token_embeddings" in code) == bool(tokens)
+        lines = code.splitlines()
+        if tokens:
+            place = next(i for i, line in enumerate(lines) if "resize_token_embeddings" in line)
+            assert "from_pretrained(folder)" in lines[place - 1]
+            assert lines[place + 1] == "model = PeftModel.from_pretrained(base, folder)"
