@@ -139,6 +139,7 @@ def _plan_merged_whole(
     # A layer is merged in fp32, so the others need no more memory than files have for them.
     read_in = dtypes.pop() if len(dtypes) == 1 else torch.float32
     whole = load_pretrained(str(source.base), auto_model, read_in, source.rope, source.new_parts)
+    own_names = set(whole.state_dict())
     adapted, _ = put_adapter(whole, source, config)
     model: Any = adapted.get_base_model()
     untied = []
@@ -155,7 +156,14 @@ def _plan_merged_whole(
     for layer in [module for module in adapted.modules() if isinstance(module, LoraLayer)]:
         # fp16, too, is only rounded to when it is written: numbers may be too large for it.
         merge_layer(layer, torch.bfloat16 if dtype == torch.bfloat16 else torch.float32)
-    return _plan_whole(source, adapted.merge_and_unload(), dtype, [note, *untied], is_untied=bool(untied))
+    merged = adapted.merge_and_unload()
+    if unmerged := sorted(set(merged.state_dict()) - own_names):  # peft leaves an adapter of an adapted layer there
+        layer = unmerged[0].partition(".token_adapter")[0]
+        raise ConfigError(
+            f"--merge: {source.path} has LoRA and trained rows of tokens on {layer}, which peft cannot merge; use the "
+            "adapter on its base"
+        )
+    return _plan_whole(source, merged, dtype, [note, *untied], is_untied=bool(untied))
 
 
 def _plan_whole(

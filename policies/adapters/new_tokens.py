@@ -28,14 +28,16 @@ def token_settings(model: PreTrainedModel, lora: LoraConfig, new_tokens: Sequenc
     """peft's `trainable_token_indices`: these rows of the input embedding, and of a head that is not tied to it.
 
     Raises:
-        ConfigError: if LoRA adapts one of them, too.
+        ConfigError: if LoRA adapts one of them, or a tied head, too.
     """
     if not new_tokens:
         return None
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
     trained = [embedding] if head is None or has_tied_embeddings(model) else [embedding, head]
     names = [name for name, module in model.named_modules() if any(module is one for one in trained)]
-    if both := [target for target in lora.target_modules for name in names if f".{name}".endswith(f".{target}")]:
+    # peft trains the rows of a tied head, too, as those of the embedding; it cannot merge LoRA around them.
+    held = [name for name, module in model.named_modules() if module is embedding or module is head]
+    if both := [target for target in lora.target_modules for name in held if f".{name}".endswith(f".{target}")]:
         raise ConfigError(
             f"--lora_config.target_modules: {both[0]} cannot have an adapter and trained rows (--add_special_tokens); "
             "leave one of them out"

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -210,3 +211,14 @@ def test_an_adapter_that_changed_its_base_is_not_merged(lora_checkpoint: Path, t
     path.write_text(json.dumps(json.loads(path.read_text()) | {"init_lora_weights": "pissa"}))
     complete(lora_checkpoint)
     assert "began as pissa" in refusal(capsys, lora_checkpoint, tmp_path / "out", "--merge")
+
+
+def test_lora_around_the_trained_rows_of_a_tied_head_is_not_merged(
+    tied_model: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    """peft leaves such rows apart from the weight, under names of its own."""
+    model = AutoModelForCausalLM.from_pretrained(tied_model)
+    settings = LoraConfig(target_modules=["q_proj", "lm_head"], trainable_token_indices={"embed_tokens": [5]})
+    get_peft_model(model, settings).save_pretrained(str(tmp_path / "adapter"), save_embedding_layers=False)
+    line = refusal(capsys, tmp_path / "adapter", tmp_path / "out", "--merge", "--base", str(tied_model))
+    assert "LoRA and trained rows of tokens on lm_head" in line

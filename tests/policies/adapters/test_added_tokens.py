@@ -216,3 +216,10 @@ def test_rows_that_lora_adapts_too_are_refused(tiny_model: Path) -> None:
         config = config_of("--lora_config.target_modules", f"q_proj,{target}")
         with pytest.raises(ConfigError, match="cannot have an adapter and trained rows"):
             apply_adapters(model, config, "CAUSAL_LM", new_tokens=(5,))
+
+
+def test_a_tied_head_that_lora_adapts_is_refused_too(tied_model: Path) -> None:
+    """Its rows are trained as the embedding's, and peft cannot merge LoRA around them."""
+    model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(tied_model))
+    with pytest.raises(ConfigError, match="lm_head cannot have an adapter and trained rows"):
+        apply_adapters(model, config_of("--lora_config.target_modules", "q_proj,lm_head"), "CAUSAL_LM", new_tokens=(5,))
