@@ -38,7 +38,10 @@ def huggingface_files(
             if has_adapter(unwrap(model)):
                 write_config_overrides(folder, rope or {})
             return {
-                f"{HUGGINGFACE}/{path.name}": path.read_bytes() for path in sorted(folder.iterdir()) if path.is_file()
+                # Further chat templates are in a folder of their own.
+                f"{HUGGINGFACE}/{path.relative_to(folder).as_posix()}": path.read_bytes()
+                for path in sorted(folder.rglob("*"))
+                if path.is_file()
             }
     except Exception as error:
         if (reason := disk_refusal(error)) is None:

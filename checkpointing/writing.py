@@ -141,7 +141,7 @@ def _write_own(folder: Path, contents: Contents, mark: Mark, rng_files: Mapping[
         parts = whole_tensors(contents.tensors)
         written[FULL_FILE] = write_tensors(folder / FULL_FILE, parts, _header(mark, FULL_FILE))
     for name, data in contents.files.items():
-        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
         written[name] = write_synced(folder / name, data)
     return written
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from tqdm import tqdm
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, T5Config, T5ForConditionalGeneration
 
@@ -262,6 +262,36 @@ def test_an_adapter_with_rows_that_its_base_lacks_is_verified(tiny_model: Path, 
     folder = export(tmp_path / "adapter", tmp_path / "out", "--base", str(tiny_model), "--verify")
     saved = [load_file(path / "adapter_model.safetensors") for path in (tmp_path / "adapter", folder)]
     assert saved[0].keys() == saved[1].keys()
+
+
+def test_growing_for_new_tokens_does_not_tie_what_the_files_hold_apart(tied_model: Path, tmp_path: Path) -> None:
+    base = shutil.copytree(tied_model, tmp_path / "base")
+    tensors = load_file(base / "model.safetensors")
+    head = {"lm_head.weight": tensors["model.embed_tokens.weight"] + 0.5}
+    save_file(tensors | head, base / "model.safetensors", metadata={"format": "pt"})
+    model = AutoModelForCausalLM.from_pretrained(base)
+    model.config.tie_word_embeddings = False
+    model.resize_token_embeddings(602, mean_resizing=False)
+    rows = {"embed_tokens": [600, 601], "lm_head": [600, 601]}
+    adapted = changed(get_peft_model(model, LoraConfig(target_modules=["q_proj"], trainable_token_indices=rows)))
+    adapted.save_pretrained(str(tmp_path / "adapter"), save_embedding_layers=False)
+    folder = export(tmp_path / "adapter", tmp_path / "out", "--merge", "--base", str(base), "--verify")
+    assert (logits(load_plain(folder)) - logits(adapted)).abs().max() < 10 * FP32_ROUNDING
+
+
+def test_all_of_a_tokenizers_chat_templates_come_out(
+    tiny_model: Path, process_group: ProcessGroup, tmp_path: Path
+) -> None:
+    base = shutil.copytree(tiny_model, tmp_path / "base")
+    (base / "additional_chat_templates").mkdir()
+    templates = ("chat_template.jinja", "additional_chat_templates/tool_use.jinja")
+    for name in templates:
+        (base / name).write_text(f"{name}{{{{ messages }}}}")
+    flags = ["--model_name", str(base), "--output_dir", str(tmp_path / "run"), "--run_validation", "False"]
+    flags += ["--dataset", f"{random_documents.__file__}:get_custom_dataset", "--num_workers_dataloader", "0"]
+    process_group.train([*flags, "--context_length", "96", "--max_train_step", "1"], 1)
+    folder = export(tmp_path / "run", tmp_path / "out")
+    assert [(folder / name).read_text() for name in templates] == [(base / name).read_text() for name in templates]
 
 
 def test_a_runs_adapter_is_merged_from_its_folder(
