@@ -198,9 +198,16 @@ def grow_embeddings(
         Lines to print.
 
     Raises:
-        ConfigError: with an adapter that would not hold the new rows, and for embeddings of two tables.
+        ConfigError: with an adapter that would not hold the new rows or a head with fewer of them, and for embeddings
+            of two tables.
     """
     rows = num_known_ids(model)
+    head: Any = model.get_output_embeddings()
+    if use_peft and head is not None and any(head.weight.shape[0] <= token < rows for token in new_tokens):
+        raise ConfigError(
+            f"--add_special_tokens: the head of {model.config.model_type} models knows {head.weight.shape[0]} tokens, "
+            f"fewer than their {rows} embeddings, so an adapter has no rows for more; train without --use_peft"
+        )
     if needed <= rows:
         return []
     if use_peft and not set(range(rows, needed)) <= set(new_tokens):

@@ -19,6 +19,7 @@ from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
 from configs.peft import LoraConfig
+from policies.weights.fitting import untie_config
 from policies.weights.sources import keep_part
 from policies.wrapping import has_tied_embeddings
 from utils.errors import ConfigError
@@ -28,11 +29,16 @@ def token_settings(model: PreTrainedModel, lora: LoraConfig, new_tokens: Sequenc
     """peft's `trainable_token_indices`: these rows of the input embedding, and of a head that is not tied to it.
 
     Raises:
-        ConfigError: if LoRA adapts one of them, or a tied head, too.
+        ConfigError: if LoRA adapts one of them, or a tied head, too, or peft cannot know that the head is tied.
     """
     if not new_tokens:
         return None
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+    if has_tied_embeddings(model) and not model.config.to_dict().get("tie_word_embeddings"):
+        raise ConfigError(
+            f"--add_special_tokens: the head of {model.config.model_type} models shares the embeddings' weight, and "
+            "their config.json does not say so, so peft would not train the head's rows; train without --use_peft"
+        )
     trained = [embedding] if head is None or has_tied_embeddings(model) else [embedding, head]
     names = [name for name, module in model.named_modules() if any(module is one for one in trained)]
     # peft trains the rows of a tied head, too, as those of the embedding; it cannot merge LoRA around them.
@@ -50,6 +56,9 @@ def make_room_for_tokens(model: PreTrainedModel, settings: Any) -> None:
     asked = getattr(settings, "trainable_token_indices", None) or []
     indices = [index for row in asked.values() for index in row] if isinstance(asked, dict) else asked
     if indices and max(indices) >= model.get_input_embeddings().num_embeddings:
+        # Else growing would tie the head again that the files' values have untied.
+        if model.get_output_embeddings() is not None and not has_tied_embeddings(model):
+            untie_config(model)
         model.resize_token_embeddings(max(indices) + 1, mean_resizing=False)
 
 

@@ -11,13 +11,15 @@ import pytest
 import torch
 from peft import PeftModel
 from safetensors.torch import load_file
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, AutoTokenizer
 
 from configs.training import TrainConfig
 from data.processors.tokenizer_loading import added_token_ids, load_tokenizer
 from policies.adapters.apply import apply_adapters
+from policies.loading import grow_embeddings
 from tests.helpers.adapter_kinds import config_of
 from tests.helpers.chat_templates import CHATML
+from tests.helpers.image_models import MODELS as IMAGE_MODELS
 from tests.helpers.made import Made
 from tests.helpers.pairwise import slow_but
 from tests.helpers.processes import ProcessGroup, read_metrics, train_events
@@ -223,3 +225,16 @@ def test_a_tied_head_that_lora_adapts_is_refused_too(tied_model: Path) -> None:
     model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(tied_model))
     with pytest.raises(ConfigError, match="lm_head cannot have an adapter and trained rows"):
         apply_adapters(model, config_of("--lora_config.target_modules", "q_proj,lm_head"), "CAUSAL_LM", new_tokens=(5,))
+
+
+def test_rows_that_peft_would_not_train_are_refused() -> None:
+    """BLIP-2 ties its head without saying so in config.json, where peft looks; Mllama's head has fewer rows."""
+    blip = AutoModelForImageTextToText.from_config(IMAGE_MODELS["blip2_opt"]()[0])
+    with pytest.raises(ConfigError, match="so peft would not train the head's rows"):
+        apply_adapters(blip, config_of("--lora_config.target_modules", "q_proj"), "CAUSAL_LM", new_tokens=(5,))
+    mllama = AutoModelForImageTextToText.from_config(IMAGE_MODELS["mllama"]()[0])
+    rows = len(mllama.get_output_embeddings().weight)
+    assert rows < mllama.get_input_embeddings().num_embeddings
+    assert not grow_embeddings(mllama, rows, use_peft=True, new_tokens=[rows - 1])
+    with pytest.raises(ConfigError, match=f"knows {rows} tokens, fewer than"):
+        grow_embeddings(mllama, rows + 1, use_peft=True, new_tokens=[rows])
