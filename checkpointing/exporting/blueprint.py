@@ -170,8 +170,7 @@ def open_base(name: str) -> SafetensorsTensors:
         ConfigError: if there are none.
     """
     if not Path(name).expanduser().is_dir():
-        if name.startswith(("/", "./", "../", "~")):
-            raise ConfigError(f"the base model {name} is not there; give the folder where it is now with --base")
+        _check_is_no_lost_folder(name)
         check_on_hub("--base", name, "model")
     try:
         name = str(Path(name).expanduser()) if Path(name).expanduser().is_dir() else name
@@ -181,6 +180,12 @@ def open_base(name: str) -> SafetensorsTensors:
     if not paths:
         raise ConfigError(f"the base model {name} has no safetensors files; give one that has with --base")
     return SafetensorsTensors(paths)
+
+
+def _check_is_no_lost_folder(name: str) -> None:
+    """Refuse a path without a folder, which libraries would take for a name on the hub."""
+    if name.startswith(("/", "./", "../", "~")) and not Path(name).expanduser().is_dir():
+        raise ConfigError(f"the base model {name} is not there; give the folder where it is now with --base")
 
 
 def load_tokenizer(settings: str) -> Processor:
@@ -213,6 +218,7 @@ def load_pretrained(
     Raises:
         ConfigError: if it cannot be loaded whole.
     """
+    _check_is_no_lost_folder(name)
     try:
         attention = attention_of_capped_scores(AutoConfig.from_pretrained(name, trust_remote_code=False))
         return read_whole(auto_model, name, dtype, attention=attention, rope=rope, new_parts=new_parts)[0]

@@ -13,11 +13,14 @@ from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from checkpointing.exporting.model_source import open_source
+from checkpointing.exporting.verify import load_model
 from tests.helpers.checkpoints import FILES, changed, complete, save_checkpoint, with_lora
 from tests.helpers.exports import KINDS, Capture, export
 from tests.helpers.limited_files import files_limited_to
 from tools.export import main
 from tools.make_tiny_model import make_tiny_model
+from utils.errors import ConfigError
 
 
 def refusal(capsys: pytest.CaptureFixture[str], source: Path, to: Path, *flags: str, status: int = 2) -> str:
@@ -222,3 +225,10 @@ def test_lora_around_the_trained_rows_of_a_tied_head_is_not_merged(
     get_peft_model(model, settings).save_pretrained(str(tmp_path / "adapter"), save_embedding_layers=False)
     line = refusal(capsys, tmp_path / "adapter", tmp_path / "out", "--merge", "--base", str(tied_model))
     assert "LoRA and trained rows of tokens on lm_head" in line
+
+
+def test_a_base_that_has_moved_is_said_when_its_weights_are_read(lora_checkpoint: Path, tmp_path: Path) -> None:
+    """Transformers would say that its path is no name on the hub."""
+    source = open_source(lora_checkpoint, str(tmp_path / "gone"))
+    with pytest.raises(ConfigError, match=r"gone is not there; give the folder where it is now with --base"):
+        load_model(source, AutoModelForCausalLM)
