@@ -74,8 +74,11 @@ class RowImages:
 
     def of_part(self, part: Mapping[str, Any]) -> str:
         """A part of a content that is an image, as text."""
-        own = next((part[key] for key in SOURCES if part.get(key) not in _FALSE), None)
-        self.found.append(_OfColumn(part.get("index")) if own is None else _source(own))
+        key = next((key for key in SOURCES if part.get(key) not in _FALSE), None)
+        if key is None:
+            self.found.append(_OfColumn(part.get("index")))
+        else:
+            self.found.append(_source({key: part[key]} if key == "base64" else part[key]))
         return IMAGE
 
     def of_turn(self, values: Any, text: str) -> str:
@@ -110,7 +113,7 @@ class RowImages:
             if isinstance(value, _OfColumn):
                 used.append(next(following, -1) if value.place is None else value.place)
             images.append(value)
-        if sorted(set(used)) != list(range(len(self.column))) or not all(isinstance(place, int) for place in used):
+        if not all(isinstance(place, int) for place in used) or set(used) != set(range(len(self.column))):
             raise BadExample(
                 f"it has {plural(len(self.column), 'image')} in its column, and places for {len(used)} in its turns "
                 f"({_PLACEHOLDER}, or parts of type image); give as many of one as of the other"

@@ -1,13 +1,15 @@
 """Rows of tar archives in WebDataset's form: members with the same name up to its first dot are one sample.
 
 `0001.json` is the row, `0001.txt` its text, `0001.jpg` and `0001.1.png` are its images: not their bytes, but where in
-the archive they are. So a row is small, and an image is read when a batch is made of it.
+the archive they are. So a row is small, and an image is read when a batch is made of it. Images that are numbered come
+in the order of their numbers: archives sorted by name have 10 before 2, and 1.jpg before jpg.
 https://github.com/webdataset/webdataset#the-webdataset-format
 """
 
 from __future__ import annotations
 
 import json
+import re
 import tarfile
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
@@ -26,6 +28,7 @@ _OTHER_MEDIA = {
     **dict.fromkeys(("mp3", "wav", "flac", "ogg", "m4a"), "audios"),
 }
 _TEXTS = ("txt", "text", "caption")
+_NUMBERED = re.compile(r"(?:(\D*)(\d+)\.)?[^.]+")  # kinds of images: `jpg`, `1.jpg`, `view1.jpg`
 _NAMED = ("image", "images")  # keys of a row that may name its members
 _MOST_REMEMBERED = 100_000  # samples
 _BLOCK = 512  # bytes: members begin at multiples of it
@@ -156,11 +159,13 @@ def _check_end(file: Path, stream: IO[bytes], end: int) -> None:
 
 def _row(file: Path, stream: IO[bytes], sample: list[_Member]) -> RowText:
     """The row of a sample; of its images where they are."""
+    if problem := _several_rows(sample):
+        return RowText(None, None, f"{file}, {problem}")
     place = stream.tell()
     row: dict[str, Any] = {"__key__": sample[0].key}
     images, names = list[dict[str, Any]](), dict[str, dict[str, Any]]()
     try:
-        for member in sample:
+        for member in _by_number(sample):
             last = member.kind.rpartition(".")[2]
             if last in _IMAGES:
                 image = {"path": str(file.absolute()), "offset": member.offset, "size": member.size}
@@ -184,6 +189,31 @@ def _row(file: Path, stream: IO[bytes], sample: list[_Member]) -> RowText:
     elif images:
         row["images" if len(images) > 1 else "image"] = images if len(images) > 1 else images[0]
     return row_of_value(f"{file}, {sample[0].name}", json.dumps(row, ensure_ascii=False), row)
+
+
+def _several_rows(sample: Sequence[_Member]) -> str | None:
+    """Why a sample is more than one row: `v1.0001.json` and `v1.0002.json` are both of a sample `v1`."""
+    for ending in ("json", *_TEXTS):
+        members = [member for member in sample if member.kind.rpartition(".")[2] == ending]
+        if len(members) > 1 and not any(member.kind == ending for member in members):
+            return (
+                f"{members[0].name}: it is of one row with {members[1].name}, as the name of a row ends at its first "
+                "dot; write the archive again, with names that have no other dots"
+            )
+    return None
+
+
+def _by_number(sample: list[_Member]) -> list[_Member]:
+    """The members of a sample, images by their numbers if each has one, all behind the same word; else as they stand.
+
+    One without a number is the first.
+    """
+    images = [member for member in sample if member.kind.rpartition(".")[2] in _IMAGES]
+    found = [_NUMBERED.fullmatch(image.kind) for image in images]
+    if not all(found) or len({match[1] for match in found if match and match[2]}) > 1:
+        return sample
+    numbers = {image: int(match[2] or -1) for image, match in zip(images, found, strict=True) if match}
+    return [member for member in sample if member not in numbers] + sorted(images, key=lambda image: numbers[image])
 
 
 def _json(data: bytes) -> Mapping[str, Any]:

@@ -41,7 +41,7 @@ _ORIENTATION = 0x0112
 _PNG_NOTES = ("exif", "Raw profile type exif", "XML:com.adobe.xmp")  # of an image's `info` that may hold it
 _PNG_MARKS = (b"eXIf", b"Raw profile type exif", b"XML:com.adobe.xmp")  # of the same in the file
 _TAIL_BYTES = 2**16  # of a file, in which notes behind its pixels are looked for
-_BITS_PER_SAMPLE = 258  # a tag of TIFF
+_IMAGE_WIDTH, _IMAGE_LENGTH, _BITS_PER_SAMPLE = 256, 257, 258  # tags of TIFF
 _LONGEST_NAMED = 300  # characters of a path in a message
 _HELD_BYTES = re.compile(r"<_io\.BytesIO object at \w+>|'BytesIO'")  # in Pillow's messages
 
@@ -151,6 +151,8 @@ def _is_turned(image: Any) -> bool:
     """Whether an image's camera was held so that width and height change places."""
     if image.format == "PNG" and not _may_be_turned(image):
         return False  # Pillow would decode the pixels, to look for it behind them
+    if image.format == "TIFF" and image.size != (image.tag_v2[_IMAGE_WIDTH], image.tag_v2[_IMAGE_LENGTH]):
+        return False  # newer Pillow has turned the size when it opened the file
     return image.getexif().get(_ORIENTATION) in _TURNED
 
 

@@ -45,6 +45,23 @@ def test_a_row_has_its_json_its_text_and_where_its_images_are(tmp_path: Path) ->
     assert (second["text"], contents(second["image"])) == ("blue", b"3")
 
 
+@pytest.mark.parametrize("word", ["", "view"])
+def test_numbered_images_come_in_the_order_of_their_numbers(word: str, tmp_path: Path) -> None:
+    """An archive sorted by name, which the message below asks for, has `a.10.jpg` before `a.2.jpg` and `a.jpg`."""
+    kinds = ["jpg", *(f"{word}{number}.jpg" for number in range(1, 12))]
+    members = {f"a.{kind}": kind.encode() for kind in sorted(kinds)} | {"a.json": b"{}"}
+    (row,) = (row.value or {} for row in tar_rows(save(tmp_path / "a.tar", members)))
+    assert [contents(place).decode() for place in row["images"]] == kinds
+
+
+@pytest.mark.parametrize("ending", ["json", "txt"])
+def test_names_with_further_dots_are_not_taken_for_one_row(ending: str, tmp_path: Path) -> None:
+    members = {f"v1.{row}.{kind}": b"{}" for row in (1, 2) for kind in ("jpg", ending)}
+    (row,) = tar_rows(save(tmp_path / "a.tar", members))
+    assert row.value is None
+    assert f"v1.1.{ending}: it is of one row with v1.2.{ending}, as the name of a row ends" in (row.problem or "")
+
+
 def test_names_in_the_json_are_those_of_members(tmp_path: Path) -> None:
     row = {"messages": [], "images": ["a.1.jpg", "0.jpg", "/else/where.jpg"]}
     members = {"a.0.jpg": b"zero", "a.1.jpg": b"one", "a.json": json.dumps(row).encode()}

@@ -243,6 +243,16 @@ def test_a_picture_is_turned_as_its_camera_says(tmp_path: Path) -> None:
     assert open_image(file).size == (4, 6)
 
 
+@pytest.mark.parametrize("kind", ["jpg", "tiff", "webp"])
+@pytest.mark.parametrize("orientation", [1, 3, 6, 8])
+def test_the_size_that_a_header_says_is_that_of_the_turned_pixels(kind: str, orientation: int, tmp_path: Path) -> None:
+    """Pillow has turned the size of a TIFF when it opens the file, and that of no other."""
+    file, exif = tmp_path / f"image.{kind}", Image.Exif()
+    exif[0x0112] = orientation
+    Image.new("RGB", (6, 4)).save(file, exif=exif)
+    assert read_size(file) == open_image(file).size == ((4, 6) if orientation > 4 else (6, 4))
+
+
 @pytest.mark.parametrize("is_late", [False, True], ids=["before the pixels", "behind them"])
 @pytest.mark.parametrize("kind", ["eXIf", "zTXt", "iTXt"])
 def test_a_png_is_turned_wherever_a_note_says_so(kind: str, is_late: bool, tmp_path: Path) -> None:

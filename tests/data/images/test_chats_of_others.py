@@ -157,6 +157,24 @@ def test_openai(processor: Any, folder: Path) -> None:
         read_chats(processor, write(folder / "url.jsonl", rows))
 
 
+def test_parts_of_hugging_face_with_base64(processor: Any, folder: Path) -> None:
+    """https://huggingface.co/docs/transformers/chat_templating_multimodal: the text of a picture's bytes."""
+    parts = [{"type": "image", "base64": base64.b64encode(bytes_of(folder, "green.png")).decode()}]
+    parts += [{"type": "text", "text": "red ?"}]
+    row = {"messages": [{"role": "user", "content": parts}, {"role": "assistant", "content": "two"}]}
+    samples = read_chats(processor, write(folder / "train.jsonl", [row]))
+    assert_reads(processor, samples, [(turns(f"{PICTURE}red ?", "two"), ["two</s>"], [GREEN])])
+
+
+@pytest.mark.parametrize("indices", [("0", 1), ([0], 1), (1.5, 0), (-1, 0), (0, 2)])
+def test_an_index_of_no_image_is_a_bad_row(indices: tuple[Any, ...], processor: Any, folder: Path) -> None:
+    parts = [{"type": "image", "index": index} for index in indices]
+    messages = [{"role": "user", "content": parts}, {"role": "assistant", "content": "two"}]
+    table = write(folder / "train.jsonl", [{"messages": messages, "images": ["red.png", "blue.png"]}])
+    with pytest.raises(ConfigError, match=r"row 1: it has 2 images in its column, and places for 2 in its turns"):
+        read_chats(processor, table)
+
+
 def with_struct(folder: Path, *names: str) -> list[dict[str, Any]]:
     return [{"bytes": bytes_of(folder, name), "path": None} for name in names]
 
