@@ -234,10 +234,14 @@ def reduction_notes(
 ) -> list[str]:
     """A line if sums in bf16, which are made after every micro-batch, send more than sums in fp32 at the step's end.
 
+    Also if gradients were to be accumulated sharded, and no ranks share them.
+
     Args:
         asked: as of `choose_accumulation`.
     """
     in_bf16 = choose_accumulation(asked, layout, precision, model, device)
+    if asked is False and in_bf16.unsharded:
+        return ["--accumulate_unsharded: False has no effect here: one rank holds each gradient whole anyway"]
     if not in_bf16.all_reduced or num_micro_batches * torch.bfloat16.itemsize <= torch.float32.itemsize:
         return []
     in_fp32 = choose_accumulation(asked, layout, replace(precision, reduce_dtype=torch.float32), model, device)

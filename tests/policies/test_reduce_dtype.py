@@ -97,6 +97,7 @@ def test_without_it_gradients_are_reduced_in_fp32(line: str, accumulate: str) ->
             4,
             "over copies after each",
         ),
+        ("--accumulate_unsharded False --hsdp --sharding_group_size 1", 4, "False has no effect here: one rank holds"),
         ("", 3, ""),
     ],
 )
