@@ -120,7 +120,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         for layout, ways in runs.items():
             failures = {way: run.result() for way, run in ways.items()}
             lines.append(line(layout, folder / layout, failures))
-            print(lines[-1], flush=True)
+            print(*filter(None, failures.values()), lines[-1], sep="\n", flush=True)
     print("", *lines, sep="\n")
     return int(any(text.count("same bits") < len(WAYS) - 1 for text in lines[2:]))
 

@@ -107,7 +107,8 @@ def adapt_model(
             cross_entropy=cross_entropy,
         )
     # Found now: sharding renames their classes.
-    layers, units, routers = find_layers(base), find_units(base, config.fsdp_config.wrap), find_routers(base)
+    layers, routers = find_layers(base), find_routers(base)
+    units = find_units(base, config.fsdp_config.wrap, computes_vision=not train.cache_vision_features)
     if checkpointing.tile_tokens and (reason := why_not_tiled(layers, units)) is not None:
         raise ConfigError(f"--tile_tokens: {train.model_name}: {reason}")
 

@@ -34,7 +34,7 @@ from policies.mixed_precision import Precision
 from policies.replicated_weights import num_asked
 from ranks.environment import Environment
 from ranks.process_group import set_timeouts
-from utils.compat import no_buffer_sync
+from utils.compat import no_buffer_sync, record_outputs_as_before
 from utils.device import DeviceFacts
 from utils.errors import ConfigError
 from utils.torch_internals import forget_forwards
@@ -145,6 +145,7 @@ def shard(
     options["ignored_params"] = set(replicated) or None
     for unit in units:  # inner ones first: each takes the parameters that no earlier unit has
         fully_shard(unit, reshard_after_forward=layout.reshard_after_forward, **options)
+        record_outputs_as_before(unit)
     # The root's own parameters (norm, head) are needed again at once in backward: never reshard them in between.
     fully_shard(model, reshard_after_forward=False, **options)
     if layout.mesh_shape[0] == 1 and layout.mesh_shape[1] > 1:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -91,11 +92,15 @@ def launch(
         done = subprocess.run(
             command, env=variables, capture_output=captured, text=True, check=False, timeout=limit_seconds
         )
-        printed = [(done.stdout or "")[-2000:], (done.stderr or "")[-3000:]]
+        printed = [(done.stdout or "")[-2000:], _TORCHRUNS_ACCOUNT.split(done.stderr or "")[0][-3000:]]
         return "\n".join([f"exit {done.returncode}", *printed]) if done.returncode else ""
 
     with ThreadPoolExecutor(len(commands)) as executor:
         return "\n".join(filter(None, executor.map(run, range(len(commands)))))
+
+
+_TORCHRUNS_ACCOUNT = re.compile(r"^.*(?:Sending process \d+ closing signal|failed \(exitcode)", re.MULTILINE)
+"""Where torchrun begins to say what became of its processes: what they printed about it comes before."""
 
 
 def last_line(printed: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -124,6 +125,27 @@ def test_packed_rows_give_the_losses_and_gradients_of_one_example_at_a_time(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "layers"),
+    [
+        ("llava", "CLIPEncoderLayer,LlamaDecoderLayer"),  # it reads hidden states from inside of the encoder
+        pytest.param("qwen2_5_vl", "Qwen2_5_VLVisionBlock,Qwen2_5_VLDecoderLayer", marks=pytest.mark.slow),
+    ],
+)
+def test_a_vision_encoder_that_is_one_unit_gives_the_steps_of_its_layers(
+    name: str, layers: str, pictures: Path, process_group: ProcessGroup, tmp_path: Path
+) -> None:
+    model = save_image_model(name, tmp_path / "model", text_config={"intermediate_size": 512})
+    flags = ["--batch_size_training", "2", "--save_model", "False", "--batching_strategy", "padding", "--enable_fsdp"]
+    runs = tmp_path / "joined", tmp_path / "apart"
+    for run, wrap in zip(runs, ([], ["--wrap", layers]), strict=True):
+        process_group.train([*image_flags(model, pictures, run, num_steps=NUM_STEPS), *flags, *wrap], 2)
+    joined, apart = ([(e["loss"], e["grad_norm"]) for e in train_events(run)] for run in runs)
+    assert joined == apart
+    num_units = [int(re.findall(r"num_units: (\d+)", (run / "run.yaml").read_text())[0]) for run in runs]
+    assert num_units[0] == num_units[1] - 1
+
+
 def test_a_4_bit_base_gives_the_same_steps_on_any_number_of_ranks(
     models: Made, pictures: Path, process_group: ProcessGroup, tmp_path: Path
 ) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -359,9 +359,16 @@ MODELS: dict[str, Callable[[], tuple[Any, Any]]] = {
 }
 
 
-def save_image_model(name: str, folder: Path, seed: int = 0, *, scale: float = 3.0) -> Path:
-    """The model and its processor; random weights, large enough that what is seen changes what is said."""
+def save_image_model(
+    name: str, folder: Path, seed: int = 0, *, scale: float = 3.0, text_config: Mapping[str, Any] | None = None
+) -> Path:
+    """The model and its processor; random weights, large enough that what is seen changes what is said.
+
+    Args:
+        text_config: other values in the config of the language model.
+    """
     config, processor = MODELS[name]()
+    vars(config.get_text_config()).update(text_config or {})
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(seed)
         model = AutoModelForImageTextToText.from_config(config, dtype=torch.float32)

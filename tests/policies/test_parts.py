@@ -7,14 +7,17 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from torch import nn
 from transformers import AutoModelForImageTextToText
 
+from benchmarks.pictures.shapes import IMAGE_SHAPES
 from configs.peft import LoraConfig
 from policies.adapters.targets import choose_targets, default_targets
 from policies.freezing import freeze_parts
-from policies.wrapping import find_units
+from policies.wrapping import find_layers, find_units
 from tests.helpers.image_models import MODELS
+from utils.model_parts import vision_part
 
 
 def make(name: str) -> Any:
@@ -32,6 +35,34 @@ def make(name: str) -> Any:
 )
 def test_layers_of_towers_and_qformers_are_units_too(name: str, wanted: dict[str, int]) -> None:
     assert Counter(type(unit).__name__ for unit in find_units(make(name))) == wanted
+
+
+@pytest.mark.parametrize(
+    ("shape", "tower"),
+    [("qwen3-vl-4b", "Qwen3VLVisionModel"), ("qwen2.5-vl-7b", "Qwen2_5_VisionTransformerPretrainedModel")],
+)
+def test_a_vision_encoder_of_small_layers_is_one_unit_in_steps_that_compute_it(shape: str, tower: str) -> None:
+    with torch.device("meta"):
+        model = AutoModelForImageTextToText.from_config(IMAGE_SHAPES[shape]()[0])
+    num_layers = len(find_layers(model.get_decoder()))
+    found = Counter(type(unit).__name__ for unit in find_units(model))
+    assert found[tower] == 1
+    assert sum(found.values()) - found["Embedding"] == num_layers + 1
+    apart = Counter(type(unit).__name__ for unit in find_units(model, computes_vision=False))
+    assert not apart[tower]
+    assert sum(apart.values()) - apart["Embedding"] == len(find_layers(model)) > num_layers + 1
+
+
+@pytest.mark.parametrize(("width", "is_one_unit"), [(1536, True), (2048, False)])
+def test_a_vision_encoder_of_a_billion_parameters_is_gathered_layer_by_layer(width: int, is_one_unit: bool) -> None:
+    config = IMAGE_SHAPES["qwen3-vl-4b"]()[0]
+    config.vision_config.hidden_size, config.vision_config.intermediate_size = width, 4 * width
+    config.text_config.intermediate_size *= 8
+    with torch.device("meta"):
+        model = AutoModelForImageTextToText.from_config(config)
+    (tower,) = vision_part(model)
+    assert (sum(parameter.numel() for parameter in tower.parameters()) <= 10**9) == is_one_unit
+    assert (tower in find_units(model)) == is_one_unit
 
 
 def test_named_classes_are_units_inner_ones_first() -> None:
