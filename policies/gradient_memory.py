@@ -27,13 +27,16 @@ class ReduceScatterIntoComputing:
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         """Called on the computing stream for the input, and on the stream that reduces for the output.
 
-        That stream has waited for computing by then, so nothing that was queued before still uses the memory. When the
-        output is freed, the allocator waits for the stream that reduces before it gives the memory to another tensor.
+        That stream has waited for computing by then, so nothing that was queued before still uses the memory. But under
+        --deterministic torch fills new memory with NaN, on the stream that it is allocated for: it waits for that, too.
+        When the output is freed, the allocator waits for the stream that reduces before it gives the memory to another
+        tensor.
         """
         reducing = torch.cuda.current_stream(device)
         with torch.cuda.stream(self.computing):
             memory = torch.empty(*size, dtype=dtype, device=device)
         if reducing != self.computing:
+            reducing.wait_stream(self.computing)
             memory.record_stream(reducing)
         return memory
 

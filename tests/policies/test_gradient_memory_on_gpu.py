@@ -12,9 +12,12 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
+from policies.gradient_memory import ReduceScatterIntoComputing
 from policies.mixed_precision import Precision
 from policies.sharding import Layout, shard
 from tests.helpers.processes import ROOT
+
+DEVICE = torch.device("cuda", 0)
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
@@ -22,6 +25,22 @@ def test_gradients_lie_in_memory_of_the_stream_that_computes() -> None:
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
     done = subprocess.run([*launcher, "-m", __name__], cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_memory_is_not_filled_with_nan_after_it_was_written() -> None:
+    computing, reducing = torch.cuda.current_stream(), torch.cuda.Stream()
+    torch.use_deterministic_algorithms(True)
+    try:
+        reducing.wait_stream(computing)
+        torch.cuda._sleep(10**8)  # of the stream that computes, about 50 ms
+        with torch.cuda.stream(reducing):
+            memory = ReduceScatterIntoComputing(computing).allocate([1024], dtype=torch.float32, device=DEVICE)
+            memory.fill_(1.0)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    torch.cuda.synchronize()
+    assert memory.eq(1.0).all()
 
 
 def train_on_ranks() -> None:
