@@ -258,8 +258,8 @@ def _read_parts(content: Any, unread: set[str], images: RowImages | None = None)
             text = _text_of_part(part, (*TEXT_KEYS, "refusal"))
             texts.append((images.in_text(text) if images is not None else text, learned))
         elif any(medium in str(kind) for medium in MEDIA):
-            trained_on = "text alone" if images is None else "text and images alone"
-            raise BadExample(f"a part of its content is of type {kind}, and this run trains on {trained_on}")
+            read = "text alone" if images is None else "text and images alone"
+            raise BadExample(f"a part of its content is of type {kind}, and this run reads {read}")
         else:
             raise BadExample(f"a part of its content is of type {kind!r}, which is unknown; write it as text")
     return _Content("".join(text for text, _ in texts), calls, texts, thoughts)

@@ -153,7 +153,7 @@ def test_generate_asks_for_an_image_and_names_a_broken_one(
 ) -> None:
     (tmp_path / "a.png").write_text("no image")
     cases = [
-        ([str(images.model), "--prompt", "a"], "--image: the model of "),
+        ([str(images.model), "--prompt", "a"], f"{images.model}: this model writes about an image; ask by "),
         ([str(images.model), "--image", str(tmp_path / "a.png")], "--image: image "),
         ([str(images.model), "--image", str(tmp_path / "b.png")], "--image: "),
         ([str(tiny_model), "--prompt", "a", "--image", str(tmp_path / "a.png")], "reads text alone; leave it out"),

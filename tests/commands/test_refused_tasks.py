@@ -89,6 +89,8 @@ def test_the_task_is_found_from_the_config_and_may_be_asked_for() -> None:
         ConfigError, match=r"--task: transformers has no AutoModelForSeq2SeqLM of llama models; give --task c"
     ):
         find_task(llama, "seq2seq_lm")
+    with pytest.raises(ConfigError, match=r"--loss_type: pairs .* no AutoModelForCausalLM of qwen2_vl models; give an"):
+        find_task(AutoConfig.for_model("qwen2_vl"), "preference")
 
 
 def test_defaults_follow_the_task_and_the_family() -> None:

@@ -43,9 +43,10 @@ def load(path: Path, base: str | None, image: Path | None = None) -> LoadedModel
     dtype = torch.bfloat16 if device.type == "cuda" and torch.cuda.is_bf16_supported() else torch.float32
     task = task_of(source)
     if (image is not None) != task.READS_IMAGES:
-        asking = f"python -m tools.generate {path} --image FILE"  # other tools have no such flag
-        about = f"writes about an image; ask by {asking}" if task.READS_IMAGES else "reads text alone; leave it out"
-        raise ConfigError(f"--image: the model of {path} {about}")
+        if task.READS_IMAGES:  # other tools have no such flag
+            asking = f"python -m tools.generate {path} --image FILE"
+            raise ConfigError(f"{path}: this model writes about an image; ask by {asking}")
+        raise ConfigError(f"--image: the model of {path} reads text alone; leave it out")
     if image is not None:
         check_image_file(image)
     tokenizer = load_tokenizer(source.tokenizer)

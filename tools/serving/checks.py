@@ -31,7 +31,9 @@ def check_gguf(folder: ServedFolder) -> list[str]:
     """
     version, name = llama_cpp_source.VERSION, _name(folder)
     if folder.architecture not in llama_cpp_source.ARCHITECTURES:
-        raise _refused("gguf", version, f"its converter knows no {folder.architecture}", "serve it by --check vllm")
+        serves = folder.architecture in vllm_source.ARCHITECTURES
+        remedy = "serve it by --check vllm" if serves else "load it with transformers"
+        raise _refused("gguf", version, f"its converter knows no {folder.architecture}", remedy)
     if not folder.is_adapter:
         _check_vocabulary(folder)
         return [

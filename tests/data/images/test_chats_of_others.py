@@ -354,7 +354,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     (
         "a video in a part",
         answered([{"type": "video", "video": "a.mp4"}]),
-        "of type video, and this run trains on text and",
+        "of type video, and this run reads text and",
     ),
     ("an audio", answered([{"type": "input_audio", "input_audio": {}}]), "of type input_audio"),
     ("both columns", answered("<image>", images=["pictures/red.png"], image="pictures/red.png"), "images and image"),
