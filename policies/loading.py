@@ -192,21 +192,21 @@ def grow_embeddings(
 
     Args:
         needed: rows that the tokenizer needs (`data.processors.tokenizer_loading.num_rows_needed`).
-        new_tokens: the ids of tokens whose embeddings an adapter trains.
+        new_tokens: the ids of the tokens of --add_special_tokens, whose embeddings an adapter trains.
 
     Returns:
         Lines to print.
 
     Raises:
-        ConfigError: with an adapter that would not hold the new rows or a head with fewer of them, and for embeddings
-            of two tables.
+        ConfigError: for new tokens that the head lacks though there are embeddings for them, with an adapter that would
+            not hold the new rows, and for embeddings of two tables.
     """
     rows = num_known_ids(model)
     head: Any = model.get_output_embeddings()
-    if use_peft and head is not None and any(head.weight.shape[0] <= token < rows for token in new_tokens):
+    if head is not None and any(head.weight.shape[0] <= token < rows for token in new_tokens):
         raise ConfigError(
             f"--add_special_tokens: the head of {model.config.model_type} models knows {head.weight.shape[0]} tokens, "
-            f"fewer than their {rows} embeddings, so an adapter has no rows for more; train without --use_peft"
+            f"fewer than their {rows} embeddings, so it could not predict more; leave it out"
         )
     if needed <= rows:
         return []

@@ -236,5 +236,6 @@ def test_rows_that_peft_would_not_train_are_refused() -> None:
     rows = len(mllama.get_output_embeddings().weight)
     assert rows < mllama.get_input_embeddings().num_embeddings
     assert not grow_embeddings(mllama, rows, use_peft=True, new_tokens=[rows - 1])
-    with pytest.raises(ConfigError, match=f"knows {rows} tokens, fewer than"):
-        grow_embeddings(mllama, rows + 1, use_peft=True, new_tokens=[rows])
+    for use_peft in (True, False):
+        with pytest.raises(ConfigError, match=f"knows {rows} tokens, fewer than"):
+            grow_embeddings(mllama, rows + 1, use_peft=use_peft, new_tokens=[rows])
