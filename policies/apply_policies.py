@@ -32,7 +32,7 @@ from policies.wrapping import find_layers, find_outer_norms, find_units
 from ranks.context_group import ContextGroup
 from ranks.environment import Environment
 from utils.errors import ConfigError
-from utils.model_parts import has_vision, qformer_part, vision_layers
+from utils.model_parts import has_vision, qformer_part, vision_layers, vision_part
 from utils.parameters import mark_vocabulary
 
 
@@ -108,7 +108,8 @@ def adapt_model(
         )
     # Found now: sharding renames their classes.
     layers, routers = find_layers(base), find_routers(base)
-    units = find_units(base, config.fsdp_config.wrap, computes_vision=not train.cache_vision_features)
+    at_once = not (train.cache_vision_features or policies.precision.casts)
+    units = find_units(base, config.fsdp_config.wrap, vision_at_once=at_once)
     if checkpointing.tile_tokens and (reason := why_not_tiled(layers, units)) is not None:
         raise ConfigError(f"--tile_tokens: {train.model_name}: {reason}")
 
@@ -180,7 +181,8 @@ def shard_and_fill(
     # 6. shard
     replicated = replicated_weights(model, layers, layout.num_replicated or 0)
     gathered = gathered_units(units, replicated)
-    shard(model, gathered, layout, policies.precision, env.device, replicated=replicated)
+    inside = [unit for unit in vision_layers(base, gathered) if unit not in vision_part(base)]
+    shard(model, gathered, layout, policies.precision, env.device, replicated=replicated, uncast=inside)
     # 7. materialise weights; DistributedDataParallel goes around real ones
     parameter_device = layout.parameter_device(env.device)
     materialise(model, base, weights, parameter_device=parameter_device, compute_device=env.device)

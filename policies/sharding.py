@@ -126,11 +126,14 @@ def shard(
     device: torch.device,
     *,
     replicated: Collection[nn.Parameter] = (),
+    uncast: Collection[nn.Module] = (),
 ) -> None:
     """Shard the model's parameters over the ranks, if the layout does. They may still be on the meta device.
 
     Args:
         replicated: those that stay whole on every rank (`policies.replicated_weights`).
+        uncast: units inside the vision encoder. What it hands its layers keeps its dtype, as the fp32 angles of
+            patches do, whether they are units or the encoder is one. The root has cast the pixels.
     """
     if layout.kind != "fully_shard":
         return
@@ -144,7 +147,8 @@ def shard(
     options: dict[str, Any] = {"mesh": mesh, "mp_policy": precision.policy, "offload_policy": offload}
     options["ignored_params"] = set(replicated) or None
     for unit in units:  # inner ones first: each takes the parameters that no earlier unit has
-        fully_shard(unit, reshard_after_forward=layout.reshard_after_forward, **options)
+        policy = replace(precision.policy, cast_forward_inputs=False) if unit in uncast else precision.policy
+        fully_shard(unit, reshard_after_forward=layout.reshard_after_forward, **options | {"mp_policy": policy})
         record_outputs_as_before(unit)
     # The root's own parameters (norm, head) are needed again at once in backward: never reshard them in between.
     fully_shard(model, reshard_after_forward=False, **options)

@@ -66,7 +66,7 @@ def num_known_ids(model: PreTrainedModel) -> int:
 
 
 def find_units(
-    model: PreTrainedModel, wrap: Sequence[str] = ("layer",), *, computes_vision: bool = True
+    model: PreTrainedModel, wrap: Sequence[str] = ("layer",), *, vision_at_once: bool = True
 ) -> list[nn.Module]:
     """The modules that are gathered one at a time. All other parameters belong to the root unit.
 
@@ -77,7 +77,9 @@ def find_units(
 
     Args:
         wrap: "layer", "root", or the names of the units' classes.
-        computes_vision: the vision encoder computes in each step: its outputs are not kept from before.
+        vision_at_once: a vision encoder of small layers may be one unit. Not if its outputs are kept from before, as
+            nothing should gather it then, nor if weights are cast as they are gathered: some models (SmolVLM) convert
+            images to the dtype of their first parameter, which would still be the one that is stored.
 
     Raises:
         ConfigError: if the model has no module of such a class, or one that must be gathered with others.
@@ -86,7 +88,7 @@ def find_units(
         return []
     if wrap == ("layer",):
         layers = find_layers(model)
-        whole = _small_encoders(model, layers) if computes_vision else []
+        whole = _small_encoders(model, layers) if vision_at_once else []
         inside = {module for encoder in whole for module in encoder.modules()}
         apart = [layer for layer in layers if layer not in inside] + whole
         sharing = _that_share_weights(model, apart)

@@ -146,6 +146,21 @@ def test_a_vision_encoder_that_is_one_unit_gives_the_steps_of_its_layers(
     assert num_units[0] == num_units[1] - 1
 
 
+def test_what_a_vision_encoder_hands_its_layers_is_not_rounded_because_they_are_units(
+    models: Made, pictures: Path, process_group: ProcessGroup, tmp_path: Path
+) -> None:
+    """In bf16-mixed each unit casts its inputs. The angles of patches are in fp32, as transformers' layers ask."""
+    whole = ["--wrap", "Qwen2_5_VisionTransformerPretrainedModel,Qwen2_5_VLDecoderLayer"]
+    runs = tmp_path / "whole", tmp_path / "layers"
+    for run, wrap in zip(runs, (whole, []), strict=True):
+        flags = image_flags(models["qwen2_5_vl"], pictures, run, num_steps=NUM_STEPS)
+        flags[flags.index("--mixed_precision") + 1] = "True"
+        flags += ["--enable_fsdp", "--batching_strategy", "padding", "--save_model", "False"]
+        process_group.train([*flags, *wrap], 1)
+    encoder, layers = ([(e["loss"], e["grad_norm"]) for e in train_events(run)] for run in runs)
+    assert layers == encoder
+
+
 def test_a_4_bit_base_gives_the_same_steps_on_any_number_of_ranks(
     models: Made, pictures: Path, process_group: ProcessGroup, tmp_path: Path
 ) -> None:

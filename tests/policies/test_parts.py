@@ -41,14 +41,14 @@ def test_layers_of_towers_and_qformers_are_units_too(name: str, wanted: dict[str
     ("shape", "tower"),
     [("qwen3-vl-4b", "Qwen3VLVisionModel"), ("qwen2.5-vl-7b", "Qwen2_5_VisionTransformerPretrainedModel")],
 )
-def test_a_vision_encoder_of_small_layers_is_one_unit_in_steps_that_compute_it(shape: str, tower: str) -> None:
+def test_a_vision_encoder_of_small_layers_is_one_unit(shape: str, tower: str) -> None:
     with torch.device("meta"):
         model = AutoModelForImageTextToText.from_config(IMAGE_SHAPES[shape]()[0])
     num_layers = len(find_layers(model.get_decoder()))
     found = Counter(type(unit).__name__ for unit in find_units(model))
     assert found[tower] == 1
     assert sum(found.values()) - found["Embedding"] == num_layers + 1
-    apart = Counter(type(unit).__name__ for unit in find_units(model, computes_vision=False))
+    apart = Counter(type(unit).__name__ for unit in find_units(model, vision_at_once=False))
     assert not apart[tower]
     assert sum(apart.values()) - apart["Embedding"] == len(find_layers(model)) > num_layers + 1
 

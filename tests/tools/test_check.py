@@ -54,7 +54,8 @@ def test_a_models_folder_is_taken_if_class_and_vocabulary_are_known(
 def test_a_class_that_they_do_not_know_is_refused(tmp_path: Path, capsys: Capture) -> None:
     folder = tmp_path / "bart"
     save_seq2seq("bart", folder)
-    for program, reason in (("gguf", "knows no BartForConditionalGeneration; load it with t"), ("vllm", "has no model for BartFor")):
+    reasons = {"gguf": "knows no BartForConditionalGeneration; load it with", "vllm": "has no model for BartFor"}
+    for program, reason in reasons.items():
         status, (line,) = checked(folder, program, capsys)
         assert status == 2
         assert reason in line
