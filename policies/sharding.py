@@ -144,14 +144,13 @@ def shard(
         mesh = mesh["shard"]
     # Copies overlap with computing only from pinned memory; without a GPU there is nothing to pin it for.
     offload = CPUOffloadPolicy(pin_memory=device.type == "cuda") if layout.cpu_offload else OffloadPolicy()
-    options: dict[str, Any] = {"mesh": mesh, "mp_policy": precision.policy, "offload_policy": offload}
-    options["ignored_params"] = set(replicated) or None
+    options: dict[str, Any] = {"mesh": mesh, "offload_policy": offload, "ignored_params": set(replicated) or None}
     for unit in units:  # inner ones first: each takes the parameters that no earlier unit has
-        policy = replace(precision.policy, cast_forward_inputs=False) if unit in uncast else precision.policy
-        fully_shard(unit, reshard_after_forward=layout.reshard_after_forward, **options | {"mp_policy": policy})
+        policy = replace(precision.policy, cast_forward_inputs=unit not in uncast)
+        fully_shard(unit, reshard_after_forward=layout.reshard_after_forward, mp_policy=policy, **options)
         record_outputs_as_before(unit)
     # The root's own parameters (norm, head) are needed again at once in backward: never reshard them in between.
-    fully_shard(model, reshard_after_forward=False, **options)
+    fully_shard(model, reshard_after_forward=False, mp_policy=precision.policy, **options)
     if layout.mesh_shape[0] == 1 and layout.mesh_shape[1] > 1:
         for module in model.modules():
             if isinstance(module, FSDPModule):

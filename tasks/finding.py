@@ -47,17 +47,16 @@ def find_task(model_config: PreTrainedConfig, asked: str | None = None) -> Task:
     if task is None:
         names = ", ".join(task.NAME for task in TASKS)
         raise ConfigError(f"--task: {asked!r} is not one of {names}; give one of these, or leave it out")
-    if not task.fits(model_config) and isinstance(task, Preference):  # of --loss_type: --task need not be given
-        raise ConfigError(
-            f"--loss_type: pairs of answers are for causal language models, and transformers has no "
-            f"{task.AUTO_MODEL.__name__} of {model_config.model_type} models; give another model, or leave it out"
-        )
     if not task.fits(model_config):
+        lacks = f"transformers has no {task.AUTO_MODEL.__name__} of {model_config.model_type} models"
+        if isinstance(task, Preference):  # of --loss_type: --task need not be given
+            raise ConfigError(
+                f"--loss_type: pairs of answers are for causal language models, and {lacks}; give another model, or "
+                "leave it out"
+            )
         fitting = [task.NAME for task in TASKS if task.is_made_for(model_config)]
         remedy = f"give --task {' or '.join(fitting)}, or leave it out" if fitting else "give another model"
-        raise ConfigError(
-            f"--task: transformers has no {task.AUTO_MODEL.__name__} of {model_config.model_type} models; {remedy}"
-        )
+        raise ConfigError(f"--task: {lacks}; {remedy}")
     return task
 
 
