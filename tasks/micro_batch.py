@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Protocol, Self, TypeVar
 
-import numpy as np
 import torch
 
 from data.batches.counts import BatchCounts, ImageTokens
 from ranks.collectives import sum_on_host
+from tasks.sent_tensors import received, to_send
 
 
 @dataclass(frozen=True)
@@ -144,13 +144,11 @@ class TensorBatch:
         return self._map(lambda tensor: tensor.pin_memory())
 
     def __getstate__(self) -> dict[str, Any]:
-        """By value: a pipe takes a batch sooner than torch hands over a file descriptor for each of its tensors."""
-        return {name: value.numpy() if torch.is_tensor(value) else value for name, value in vars(self).items()}
+        return {name: to_send(value) if torch.is_tensor(value) else value for name, value in vars(self).items()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        tensors = {name: torch.from_numpy(value) for name, value in state.items() if isinstance(value, np.ndarray)}
         # vars(): the dataclass is frozen.
-        vars(self).update(state | tensors)
+        vars(self).update({name: received(value) for name, value in state.items()})
 
     def _map(self, function: Callable[[torch.Tensor], torch.Tensor]) -> Self:
         tensors = {name: value for name, value in vars(self).items() if torch.is_tensor(value)}

@@ -43,8 +43,8 @@ def check_machine(versions: Mapping[str, str], say: Callable[[str], None]) -> No
     shared = shared_memory_bytes()
     if shared is not None and shared < _LEAST_SHARED_BYTES:
         say(
-            f"warning: /dev/shm has {readable(shared)}: data workers and NCCL may end with a bus error; give the "
-            "container more (docker run --shm-size 16g), or --num_workers_dataloader 0"
+            f"warning: /dev/shm has {readable(shared)}: NCCL may end with a bus error, and pictures reach their ranks "
+            "more slowly; give the container more (docker run --shm-size 16g)"
         )
     say("to check several machines, give --rdzv_endpoint HOST:PORT of the first on each")
 
