@@ -26,13 +26,13 @@ CALLS = 1000  # between two looks at the clock
 
 
 @dataclass(frozen=True)
-class Pixels(TensorBatch):
+class PixelsAlone(TensorBatch):
     pixels: torch.Tensor
     num_label_tokens: int = 0
 
 
 @dataclass(frozen=True)
-class Batches(IterableDataset[Any]):
+class TimedBatches(IterableDataset[Any]):
     """One every half second, for so many seconds."""
 
     num_bytes: int
@@ -44,12 +44,12 @@ class Batches(IterableDataset[Any]):
         pixels = np.ones(self.num_bytes // 4, dtype=np.float32)
         for _ in range(int(2 * self.seconds)):
             time.sleep(0.5)
-            yield pixels if self.by_value else Pixels(torch.from_numpy(pixels.copy()))
+            yield pixels if self.by_value else PixelsAlone(torch.from_numpy(pixels.copy()))
 
 
-def receive(batches: Batches, on_gpu: bool) -> None:
+def receive(batches: TimedBatches, on_gpu: bool) -> None:
     for batch in DataLoader(batches, batch_size=None, collate_fn=_as_it_is, num_workers=1):
-        received = Pixels(torch.from_numpy(batch)) if batches.by_value else batch
+        received = PixelsAlone(torch.from_numpy(batch)) if batches.by_value else batch
         if on_gpu:
             received.pin_memory()
 
@@ -77,7 +77,7 @@ def main() -> None:
     for name, by_value in (("none", None), ("through the pipe", True), ("in shared memory", False)):
         work = None
         if by_value is not None:
-            batches = Batches(options.mib * 2**20, by_value, options.seconds)
+            batches = TimedBatches(options.mib * 2**20, by_value, options.seconds)
             work = threading.Thread(target=receive, args=(batches, on_gpu))
             work.start()
         taken = calls_beside(work, options.seconds, torch.device("cuda" if on_gpu else "cpu"))
