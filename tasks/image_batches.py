@@ -22,7 +22,6 @@ from data.tokens.spans import BadExample
 from tasks.image_masks import ImageMasks
 from tasks.image_rows import GRIDS, RowsOfImages, SampleText
 from tasks.micro_batch import TensorBatch, offsets_of
-from tasks.sent_tensors import received, to_send
 from utils.errors import in_one_line
 
 _IMAGES_SEEN = TEXT_INPUTS[4:]  # by each token: Llama 3.2 Vision, Idefics
@@ -68,13 +67,6 @@ class ImageTextMicroBatch(TensorBatch):
     @property
     def _text_name(self) -> str:
         return "decoder_input_ids" if "decoder_input_ids" in self.inputs else "input_ids"
-
-    def __getstate__(self) -> dict[str, Any]:
-        return super().__getstate__() | {"inputs": {name: to_send(value) for name, value in self.inputs.items()}}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
-        vars(self)["inputs"] = {name: received(value) for name, value in state["inputs"].items()}
 
     def _map(self, function: Callable[[torch.Tensor], torch.Tensor]) -> Self:
         inputs = {name: function(value) for name, value in self.inputs.items()}

@@ -144,11 +144,11 @@ class TensorBatch:
         return self._map(lambda tensor: tensor.pin_memory())
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: to_send(value) if torch.is_tensor(value) else value for name, value in vars(self).items()}
+        return to_send(vars(self))
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         # vars(): the dataclass is frozen.
-        vars(self).update({name: received(value) for name, value in state.items()})
+        vars(self).update(received(state))
 
     def _map(self, function: Callable[[torch.Tensor], torch.Tensor]) -> Self:
         tensors = {name: value for name, value in vars(self).items() if torch.is_tensor(value)}

@@ -8,6 +8,7 @@ it makes a tensor of them. The thread that queues kernels would wait as often.
 from __future__ import annotations
 
 import os
+import shutil
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -21,18 +22,24 @@ _LEFT_FREE_BYTES = 2**30  # for NCCL and other workers. Containers have 64 MiB u
 _LONGEST_FOLDER = 70  # bytes; of the 108 in a Unix socket's path, multiprocessing adds 33
 
 
-def to_send(tensor: torch.Tensor) -> np.ndarray | torch.Tensor:
-    """What to pickle in place of a tensor: itself, moved to shared memory, or an array, which goes by value."""
-    if tensor.nbytes < _LARGE_BYTES or not _can_share(tensor.nbytes):
-        return tensor.numpy()
+def to_send(value: Any) -> Any:
+    """What to pickle in place of a value: a tensor moved to shared memory, or an array, which goes by value."""
+    if isinstance(value, dict):
+        return {name: to_send(inner) for name, inner in value.items()}
+    if not torch.is_tensor(value):
+        return value
+    if value.nbytes < _LARGE_BYTES or not _can_share(value.nbytes):
+        return value.numpy()
     try:
-        return tensor.share_memory_()
+        return value.share_memory_()
     except RuntimeError:  # other workers were faster
-        return tensor.numpy()
+        return value.numpy()
 
 
 def received(value: Any) -> Any:
-    """The tensor of what was pickled; everything else as it is."""
+    """The value in whose place `to_send` pickled this."""
+    if isinstance(value, dict):
+        return {name: received(inner) for name, inner in value.items()}
     return torch.from_numpy(value) if isinstance(value, np.ndarray) else value
 
 
@@ -40,5 +47,4 @@ def _can_share(num_bytes: int) -> bool:
     """Whether there is room, and for the socket through which torch hands over the file descriptor."""
     if not _SHARED_MEMORY.is_dir() or len(os.fsencode(tempfile.gettempdir())) > _LONGEST_FOLDER:
         return False
-    memory = os.statvfs(_SHARED_MEMORY)
-    return memory.f_bavail * memory.f_frsize >= num_bytes + _LEFT_FREE_BYTES
+    return shutil.disk_usage(_SHARED_MEMORY).free >= num_bytes + _LEFT_FREE_BYTES
