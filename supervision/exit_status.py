@@ -46,9 +46,11 @@ def hand_refusal_over(file: Path | None, *, wait: bool = True) -> None:
 
 def leave(status: int) -> NoReturn:
     """End this process at once. Exit handlers would wait for ranks that are gone, or for threads that are stuck."""
-    for worker in multiprocessing.active_children():  # os._exit skips the handler that would end them
-        worker.kill()
+    workers = multiprocessing.active_children()  # os._exit skips the handler that would end them
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError):
             stream.flush()
+    # Last: torch has the main thread, which may wait for this one, raise an error once it hears of a killed worker.
+    for worker in workers:
+        worker.kill()
     os._exit(status)
