@@ -3,10 +3,10 @@
     python -m benchmarks.direct_collectives --at_once 4                  two GPUs
     python -m benchmarks.direct_collectives --device cpu --layouts bf16 --steps 3
 
-Each layout trains a small Llama on the shipped dialogues over --nproc ranks, twice packed and twice directly, by
-deterministic kernels. Losses and gradient norms of all steps and the saved weights are compared bit by bit. A stream
-that reads what another still writes would show here: so runs share the GPUs, --at_once of them, and are as late as they
-then are. The exit status is 1 if any layout differs.
+Each layout trains a small Llama on the shipped dialogues over --nproc ranks, --times packed and as often directly, by
+deterministic kernels. Losses and gradient norms of all steps and the saved weights are compared bit by bit with those
+of the first packed run. A stream that reads what another still writes would show here: so runs share the GPUs,
+--at_once of them, and are as late as they then are. The exit status is 1 if any layout differs.
 """
 
 from __future__ import annotations
@@ -46,7 +46,13 @@ LAYOUTS = {
     "evaluated, answers generated": [*BF16, "--run_validation", "True", "--eval_generate", "--max_new_tokens", "8"],
 }
 DIRECT = ["--direct_collectives"]
-WAYS = {"packed": [], "packed again": [], "direct": DIRECT, "direct again": DIRECT}
+FIRST = "packed 1"
+
+
+def ways(times: int) -> dict[str, list[str]]:
+    """The flags of each run of a layout."""
+    flags: dict[str, list[str]] = {"packed": [], "direct": DIRECT}
+    return {f"{way} {n}": flags[way] for way in flags for n in range(1, times + 1)}
 
 
 def train(flags: Sequence[str], model: Path, folder: Path, options: argparse.Namespace) -> str:
@@ -71,8 +77,9 @@ def differences(run: Path, packed: Path) -> list[str]:
     found = []
     steps = [[(event["loss"], event["grad_norm"]) for event in train_events(folder)] for folder in (run, packed)]
     if steps[0] != steps[1] or not steps[0]:
-        first = next((n for n, pair in enumerate(zip(*steps, strict=False), 1) if pair[0] != pair[1]), 0)
-        found.append(f"step {first}")
+        apart = [(n, pair) for n, pair in enumerate(zip(*steps, strict=False), 1) if pair[0] != pair[1]]
+        found += [f"step {n}: loss {a[0]!r} for {b[0]!r}, norm {a[1]!r} for {b[1]!r}" for n, (a, b) in apart[:1]]
+        found += [] if apart else ["other steps"]
     weights = [weights_of(folder) for folder in (run, packed)]
     if weights[0].keys() != weights[1].keys() or not weights[0]:
         return [*found, "names of weights"]
@@ -88,13 +95,13 @@ def weights_of(run: Path) -> dict[str, Any]:
 def line(layout: str, folder: Path, failures: dict[str, str]) -> str:
     """The line of a layout in the table."""
     cells = [layout]
-    for way in WAYS:
-        if failures[way]:
-            cells.append(f"failed: {last_line(failures[way])}")
-        elif way == "packed" or failures["packed"]:
+    for way, failure in failures.items():
+        if failure:
+            cells.append(f"failed: {last_line(failure)}")
+        elif way == FIRST or failures[FIRST]:
             cells.append("trained")
         else:
-            cells.append("; ".join(differences(folder / way, folder / "packed")) or "same bits")
+            cells.append("; ".join(differences(folder / way, folder / FIRST)) or "same bits")
     return f"| {' | '.join(cells)} |"
 
 
@@ -105,24 +112,26 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--nproc", type=int, default=2)
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--at_once", type=int, default=1, help="runs at a time")
+    parser.add_argument("--times", type=int, default=2, help="runs of a layout each way")
     options = parser.parse_args(argv)
-    lines = [f"| layout | {' | '.join(WAYS)} |", "|---" * (len(WAYS) + 1) + "|"]
+    flags_of = ways(options.times)
+    lines = [f"| layout | {' | '.join(flags_of)} |", "|---" * (len(flags_of) + 1) + "|"]
     with tempfile.TemporaryDirectory() as temporary, ThreadPoolExecutor(options.at_once) as pool:
         folder = Path(temporary)
         model = make_tiny_model(folder / "model", **DEVICES[options.device].model)
         runs = {
             layout: {
                 way: pool.submit(train, [*LAYOUTS[layout], *flags], model, folder / layout / way, options)
-                for way, flags in WAYS.items()
+                for way, flags in flags_of.items()
             }
             for layout in options.layouts
         }
-        for layout, ways in runs.items():
-            failures = {way: run.result() for way, run in ways.items()}
+        for layout, of_layout in runs.items():
+            failures = {way: run.result() for way, run in of_layout.items()}
             lines.append(line(layout, folder / layout, failures))
             print(*filter(None, failures.values()), lines[-1], sep="\n", flush=True)
     print("", *lines, sep="\n")
-    return int(any(text.count("same bits") < len(WAYS) - 1 for text in lines[2:]))
+    return int(any(text.count("same bits") < len(flags_of) - 1 for text in lines[2:]))
 
 
 if __name__ == "__main__":

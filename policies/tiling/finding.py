@@ -25,9 +25,15 @@ def find_token_parts(layers: Sequence[nn.Module]) -> list[nn.Module]:
 
 
 def find_norms(layers: Sequence[nn.Module]) -> list[nn.Module]:
-    """The layers' own norms of several operators, whose inner values are fp32 copies of the hidden states."""
+    """The norms of several operators in these layers and in their attention, whose inner values are fp32 copies.
+
+    Those of queries and keys are of one head each, so their weights are vectors, whatever comes first, heads or tokens.
+    """
+    of_tokens = {id(part) for part in find_token_parts(layers)}
     own = [child for layer in layers for child in _children(layer)]
-    norms = [norm for norm in own if type(norm).__name__.endswith("Norm") and not list(norm.children())]
+    inner = [norm for child in own if id(child) not in of_tokens for norm in child.children()]
+    norms = [*own, *(norm for norm in inner if all(parameter.dim() == 1 for parameter in norm.parameters()))]
+    norms = [norm for norm in norms if type(norm).__name__.endswith("Norm") and not list(norm.children())]
     return [norm for norm in norms if not type(norm).__module__.startswith("torch.") and _takes_states_alone(norm)]
 
 

@@ -98,6 +98,8 @@ def run_in_tiles(module: Any, hidden: torch.Tensor) -> Any:
     # Code that is compiled around a norm holds none of its inner values, so it is not cut there.
     if torch.compiler.is_compiling() or not module.tiles.tokens:
         return module.compute_tile(module, hidden)
+    if _has_heads_first(module, hidden):
+        return run_in_tiles(module, hidden.transpose(1, 2)).transpose(1, 2)
     axes = max(1, min(2, hidden.dim() - 1))  # of tokens
     flat = hidden.reshape(1, -1, *hidden.shape[axes:])
     call = _TiledCall(module, flat.shape[1])
@@ -112,6 +114,15 @@ def run_in_tiles(module: Any, hidden: torch.Tensor) -> Any:
         outputs, structure = call.forward(flat), call.structure
     shaped = [_unflattened(output, flat, hidden.shape[:axes]) for output in outputs]
     return tree_unflatten(shaped, structure)
+
+
+def _has_heads_first(module: nn.Module, hidden: torch.Tensor) -> bool:
+    """Whether these are [batch, heads, seq, width], as Gemma 3's attention gives its norms, and not [batch, seq, ...].
+
+    Where rows are shorter than heads are many it may be the other way round. Norms give the same in any order.
+    """
+    is_norm = not [*module.children()]
+    return is_norm and hidden.dim() == 4 and hidden.shape[1] < hidden.shape[2]
 
 
 def _unflattened(output: Any, flat: torch.Tensor, tokens: torch.Size) -> Any:

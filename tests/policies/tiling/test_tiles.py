@@ -290,6 +290,27 @@ def test_what_a_tile_held_is_given_back_with_it_and_not_when_python_collects_gar
     assert peaks[1][1] < 5 * of_states + 2 * of_tile + 2 * sum(p.nbytes for p in layer.mlp.parameters())
 
 
+@pytest.mark.parametrize(("family", "has_heads_first"), [("qwen3", False), ("gemma3", True)])
+def test_norms_of_queries_keep_no_copies_in_fp32(family: str, has_heads_first: bool) -> None:
+    attention, tokens = make(family, TILE, "off").bfloat16().model.layers[0].self_attn, 20 * TILE
+    queries = torch.randn(2, tokens, 4, attention.head_dim, dtype=torch.bfloat16)
+    if has_heads_first:
+        queries = queries.transpose(1, 2)
+    results, kept = [], []
+    for num_tokens in (0, TILE):
+        attention.q_norm.tiles.tokens = num_tokens
+        inputs = queries.detach().requires_grad_()
+        live = LiveBytes([inputs, *attention.parameters()])
+        with live:
+            outputs = attention.q_norm(inputs)
+            kept.append(live.live - outputs.nbytes)
+        outputs.square().sum().backward()
+        results.append((outputs, inputs.grad))
+    assert kept[1] == 0 < queries.nbytes <= kept[0]
+    for found, wanted in zip(results[1], results[0], strict=True):
+        torch.testing.assert_close(found, wanted, rtol=0, atol=0)
+
+
 @pytest.mark.parametrize(
     ("num_tokens", "most", "sizes"),
     [
