@@ -1,6 +1,6 @@
 """The picture of docs/long-rows.md: peak memory and seconds against a row's length, planned and measured.
 
-    python -m benchmarks.long_rows_picture docs/long-rows.svg     (matplotlib draws it; reads shapes only, two minutes)
+    python -m benchmarks.long_rows_picture docs/long-rows.svg     (matplotlib draws it; reads shapes only, some minutes)
 
 Measured points are those of tests/planning/long_rows.csv.
 """
