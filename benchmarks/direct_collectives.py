@@ -77,9 +77,8 @@ def differences(run: Path, packed: Path) -> list[str]:
     found = []
     steps = [[(event["loss"], event["grad_norm"]) for event in train_events(folder)] for folder in (run, packed)]
     if steps[0] != steps[1] or not steps[0]:
-        apart = [(n, pair) for n, pair in enumerate(zip(*steps, strict=False), 1) if pair[0] != pair[1]]
-        found += [f"step {n}: loss {a[0]!r} for {b[0]!r}, norm {a[1]!r} for {b[1]!r}" for n, (a, b) in apart[:1]]
-        found += [] if apart else ["other steps"]
+        pairs = enumerate(zip(*steps, strict=False), 1)
+        found.append(next((f"step {n}: loss and norm {a} for {b}" for n, (a, b) in pairs if a != b), "other steps"))
     weights = [weights_of(folder) for folder in (run, packed)]
     if weights[0].keys() != weights[1].keys() or not weights[0]:
         return [*found, "names of weights"]

@@ -9,6 +9,7 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from policies.tiling.compiled import AROUND_TILES
+from policies.tiling.finding import is_norm
 from policies.tiling.tiles import tiled_parts
 
 
@@ -35,7 +36,7 @@ class HeldGradients:
             if inputs[0].requires_grad:
                 inputs[0].register_hook(self.hold)
 
-        parts = [part for part in tiled_parts(layer) if [*part.children()]] if self._around_tiles else []
+        parts = [part for part in tiled_parts(layer) if not is_norm(part)] if self._around_tiles else []
         return [part.register_forward_pre_hook(watch_input) for part in parts]
 
     def freed_early(self, layer: nn.Module, of_hidden: int) -> int:

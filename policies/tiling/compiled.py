@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from policies.tiling.finding import is_norm
 from policies.tiling.tiles import run_in_tiles
 
 Compile = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -34,8 +35,8 @@ def compile_around_tiles(layer: Any, tiled: Sequence[nn.Module], compile_functio
     call = torch.compiler.disable(run_in_tiles)
     for part in tiled:
         module: Any = part
-        if not list(module.children()):
-            continue  # a norm, which is compiled with what surrounds it
+        if is_norm(part):
+            continue  # it is compiled with what surrounds it
         module.compute_tile = compile_function(module.compute_tile)
         module.forward = MethodType(call, module)
     if "forward" in vars(layer):

@@ -27,14 +27,17 @@ def find_token_parts(layers: Sequence[nn.Module]) -> list[nn.Module]:
 def find_norms(layers: Sequence[nn.Module]) -> list[nn.Module]:
     """The norms of several operators in these layers and in their attention, whose inner values are fp32 copies.
 
-    Those of queries and keys are of one head each, so their weights are vectors, whatever comes first, heads or tokens.
+    Their weights are vectors, so the axes before the last may come in any order: heads first, or tokens.
     """
     of_tokens = {id(part) for part in find_token_parts(layers)}
     own = [child for layer in layers for child in _children(layer)]
-    inner = [norm for child in own if id(child) not in of_tokens for norm in child.children()]
-    norms = [*own, *(norm for norm in inner if all(parameter.dim() == 1 for parameter in norm.parameters()))]
-    norms = [norm for norm in norms if type(norm).__name__.endswith("Norm") and not list(norm.children())]
-    return [norm for norm in norms if not type(norm).__module__.startswith("torch.") and _takes_states_alone(norm)]
+    inner = [module for child in own if id(child) not in of_tokens for module in child.children()]
+    return [module for module in (*own, *inner) if _is_norm_of_several_operators(module)]
+
+
+def is_norm(part: nn.Module) -> bool:
+    """Whether a part that runs in tiles is one of `find_norms`; those of `find_token_parts` have inner modules."""
+    return not list(part.children())
 
 
 def why_not_tiled(layers: Sequence[nn.Module], units: Sequence[nn.Module]) -> str | None:
@@ -69,6 +72,13 @@ def _is_of_tokens(module: nn.Module) -> bool:
         return False
     is_mixing = any(isinstance(inner, MIXES_TOKENS) for inner in module.modules())
     return _takes_states_alone(module) and not is_mixing
+
+
+def _is_norm_of_several_operators(module: nn.Module) -> bool:
+    kind = type(module)
+    if not kind.__name__.endswith("Norm") or kind.__module__.startswith("torch.") or list(module.children()):
+        return False
+    return all(parameter.dim() == 1 for parameter in module.parameters()) and _takes_states_alone(module)
 
 
 def _takes_states_alone(module: nn.Module) -> bool:

@@ -28,7 +28,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from configs.adaptation import FLOAT8_MULTIPLE
 from policies.routing.balancing import WatchedRouter, of_tokens
-from policies.tiling.finding import find_norms, find_token_parts
+from policies.tiling.finding import find_norms, find_token_parts, is_norm
 from utils.errors import RunError
 
 MULTIPLE = FLOAT8_MULTIPLE
@@ -121,8 +121,7 @@ def _has_heads_first(module: nn.Module, hidden: torch.Tensor) -> bool:
 
     Where rows are shorter than heads are many it may be the other way round. Norms give the same in any order.
     """
-    is_norm = not [*module.children()]
-    return is_norm and hidden.dim() == 4 and hidden.shape[1] < hidden.shape[2]
+    return is_norm(module) and hidden.dim() == 4 and hidden.shape[1] < hidden.shape[2]
 
 
 def _unflattened(output: Any, flat: torch.Tensor, tokens: torch.Size) -> Any:
