@@ -23,9 +23,12 @@ def compiled_layer(layer: nn.Module) -> tuple[Callable[..., Any], list[torch.Ten
 def recording_backend(returned: list[torch.Tensor], decompositions: Any = None) -> Callable[..., Any]:
     """A backend for `torch.compile` that adds to the list what each compiled forward returns, as `compiled_layer`.
 
+    torch forgets what it compiled before: of code that it met with another size, it would keep symbols for sizes.
+
     Args:
         decompositions: of operators into others, before the partitioner sees them; None: torch's least.
     """
+    torch._dynamo.reset()
 
     def compile_forward(graph: torch.fx.GraphModule, example: Any) -> Any:
         (output,) = [node for node in graph.graph.nodes if node.op == "output"]

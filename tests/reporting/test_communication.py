@@ -17,10 +17,11 @@ from torch.nn.parallel import DistributedDataParallel
 import reporting.collective_timeline
 from policies.direct_transfers import send_directly
 from ranks.environment import read_environment
-from ranks.process_group import start_process_group, stop_process_group
+from ranks.process_group import start_process_group
 from reporting.collective_timeline import DeviceClock, HostClock, WatchedUnits
 from reporting.communication import FIRST_MEASURED, CommunicationRecorder
 from tests.helpers.processes import ProcessGroup
+from tests.helpers.replicas import stop_group_after_replicas
 from tests.helpers.simulated_device import SimulatedDevice, Working, simulated_ranks
 
 COMPUTING = 1.0  # seconds of a layer's forward
@@ -104,10 +105,8 @@ def measured_on_ranks(path: Path, layout: str, last: int, *, is_late: bool, is_s
                 time.sleep(LATE_SECONDS)
             loss.backward()
         found.append(measured.figures() if measured else {})
-    # Before the group: DistributedDataParallel's reducer, if it goes last, waits for gloo's threads with the GIL held,
-    # and in torch 2.13 one of them may wait for the GIL to let go of a tensor.
     del model, layers, loss, recorder
-    stop_process_group()
+    stop_group_after_replicas()
     if env.is_rank_zero:
         path.write_text(json.dumps(found))
 

@@ -38,6 +38,7 @@ from tests.helpers.generated import flags
 from tests.helpers.no_compiler import without_compiler
 from tests.helpers.pairwise import slow_but
 from tests.helpers.processes import ProcessGroup
+from tests.helpers.replicas import stop_group_after_replicas
 from utils.memory_errors import what_ran_out
 
 TASK = CausalLM()
@@ -158,8 +159,9 @@ def test_replicas_compile_a_layer_as_one_graph_which_also_recomputes_it(monkeypa
     try:
         replica = DistributedDataParallel(_Recomputed(layers))
         replica(torch.randn(4, 512, requires_grad=True)).sum().backward()
+        del replica
     finally:
-        dist.destroy_process_group()
+        stop_group_after_replicas()
     assert num_compiled() - before == 1
 
 
