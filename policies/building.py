@@ -19,7 +19,7 @@ from policies.adapters.folder import saved_parts
 from policies.apply_policies import Policies, adapt_model, shard_and_fill
 from policies.attention.choice import choose_attention, rows_that_need_offsets
 from policies.attention.vision_encoders import read_images_apart
-from policies.compilation.layers import EagerFallback
+from policies.compilation.layers import EagerFallback, set_compiler_in_backward
 from policies.context_parallel.attention import share_attention
 from policies.context_parallel.choice import check_attention
 from policies.experts.forward import compute_by_products
@@ -196,6 +196,8 @@ def build_for_training(
         vision_fallback=vision_fallback,
     )
     print_rank_zero(env, *adapted.notes)
+    if config.train_config.compile:
+        set_compiler_in_backward(env.device, falls_back=fallback is not None)
     offloading = None
     if config.train_config.activation_offloading:
         offloading = Offloading(env.device, transfers_for(env.device, env.local_world_size))

@@ -51,8 +51,6 @@ class EagerFallback:
     def __init__(self, say: Callable[[str], None] | None, what: str = "the run") -> None:
         self._say, self._what, self._is_given_up = say, what, False
         self._found: list[str] | None = None
-        # Code for backward is compiled with that for forward: later, nothing else could take its place.
-        functorch.force_non_lazy_backward_lowering = True
 
     def give_up(self) -> None:
         """From now on call all code as it was written."""
@@ -118,18 +116,7 @@ def compile_layers(
     """
     if not layers:
         raise ConfigError("--compile: this model names no repeated layers, which are what is compiled; leave it out")
-    torch._dynamo.config.recompile_limit = RECOMPILE_LIMIT
-    # DistributedDataParallel reduces a bucket while others are computed, since each layer is compiled by itself. torch
-    # would also split each layer's graph by buckets, and compile it again, unsplit, where backward recomputes it: then
-    # the recomputed tensors are others than those that were kept, which ends the run.
-    torch._dynamo.config.optimize_ddp = False
-    # Where widths vary, torch would make LoRA's scaling, too, an input: a tensor on the CPU, for whose arithmetic it
-    # builds C++ kernels. On a GPU's machine that takes a minute, if there is a C++ compiler.
-    torch._dynamo.config.specialize_float = True
-    torch.compiler.config.dynamic_sources = OFFSETS_OF_ROWS
-    # For graphs of whole models torch bans recomputing what ends a chain of a hundred operators. In a layer's graph
-    # that keeps the inputs of an adapter after dropout: of Llama-3.1-8B 28 KiB per token and layer, a quarter of all.
-    functorch.ban_recompute_long_fusible_chains = False
+    set_compiler(falls_back=fallback is not None)
     # None and not False: sizes that change later may still become dynamic, as offsets of rows do.
     dynamic = widths_vary or None
 
@@ -147,6 +134,47 @@ def compile_layers(
         if any(parameter.requires_grad for parameter in module.parameters()):
             call = _with_gradient(call)
         module._compiled_call_impl = call if fallback is None else fallback.around(call, module._call_impl)
+
+
+def set_compiler(*, falls_back: bool) -> None:
+    """Set torch's compiler as layers need it. Since torch 2.12 its settings are those of the thread that sets them.
+
+    Args:
+        falls_back: code that does not compile is to run as it was written.
+    """
+    torch._dynamo.config.recompile_limit = RECOMPILE_LIMIT
+    # DistributedDataParallel reduces a bucket while others are computed, since each layer is compiled by itself. torch
+    # would also split each layer's graph by buckets, and compile it again, unsplit, where backward recomputes it: then
+    # the recomputed tensors are others than those that were kept, which ends the run.
+    torch._dynamo.config.optimize_ddp = False
+    # Where widths vary, torch would make LoRA's scaling, too, an input: a tensor on the CPU, for whose arithmetic it
+    # builds C++ kernels. On a GPU's machine that takes a minute, if there is a C++ compiler.
+    torch._dynamo.config.specialize_float = True
+    torch.compiler.config.dynamic_sources = OFFSETS_OF_ROWS
+    # For graphs of whole models torch bans recomputing what ends a chain of a hundred operators. In a layer's graph
+    # that keeps the inputs of an adapter after dropout: of Llama-3.1-8B 28 KiB per token and layer, a quarter of all.
+    functorch.ban_recompute_long_fusible_chains = False
+    if falls_back:
+        # Code for backward is compiled with that for forward: later, nothing else could take its place.
+        functorch.force_non_lazy_backward_lowering = True
+
+
+def set_compiler_in_backward(device: torch.device, *, falls_back: bool) -> None:
+    """`set_compiler` in the thread where autograd works for a GPU: it recomputes layers, and compiles tiles anew.
+
+    torch 2.12 and 2.13 would otherwise have their defaults there, 8 graphs of one function among them
+    (https://github.com/pytorch/pytorch/issues/186537).
+    """
+    is_deterministic = torch.are_deterministic_algorithms_enabled()
+
+    def set_here(_: torch.Tensor) -> None:
+        set_compiler(falls_back=falls_back)
+        # As torch.use_deterministic_algorithms does, in its own thread: no kernel is chosen by the time that it takes.
+        torch._inductor.config.deterministic = is_deterministic or torch._inductor.config.deterministic
+
+    number = torch.zeros((), device=device, requires_grad=True) * 1.0
+    number.register_hook(set_here)
+    number.backward()
 
 
 def _with_gradient(compiled: Callable[..., Any]) -> Callable[..., Any]:

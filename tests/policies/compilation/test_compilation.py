@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -22,11 +23,13 @@ from torch.utils.checkpoint import checkpoint
 
 from planning.model.compiled_loss import compiled_cross_entropy
 from policies.compilation.layers import (
+    RECOMPILE_LIMIT,
     CompilationError,
     EagerFallback,
     compilation_named,
     compile_layers,
     num_compiled,
+    set_compiler_in_backward,
 )
 from policies.loss.compiled_cross_entropy import compile_cross_entropy
 from policies.loss.summed_loss import summed_cross_entropy, use_summed_loss
@@ -163,6 +166,25 @@ def test_replicas_compile_a_layer_as_one_graph_which_also_recomputes_it(monkeypa
     finally:
         stop_group_after_replicas()
     assert num_compiled() - before == 1
+
+
+def test_settings_hold_in_the_thread_that_computes_gradients() -> None:
+    """Here it is the one that calls backward; a GPU has one of its own."""
+    found: list[Any] = []
+
+    def compute() -> None:
+        set_compiler_in_backward(torch.device("cpu"), falls_back=True)
+        found.extend((torch._dynamo.config.recompile_limit, functorch.force_non_lazy_backward_lowering))
+        found.append(torch._inductor.config.deterministic)
+
+    torch.use_deterministic_algorithms(True)
+    try:
+        thread = threading.Thread(target=compute)
+        thread.start()
+        thread.join()
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert found == [RECOMPILE_LIMIT, True, True]
 
 
 class _Layer(nn.Sequential):
