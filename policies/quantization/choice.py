@@ -65,7 +65,9 @@ def resolve_quantization(
     if device is not None:
         if asked != MXFP4:
             _try_on(device, quantization)
-        quantization = replace(quantization, own_unpacking=_unpacks_on(device, quantization))
+        if device.type == "cuda" and quantization.quant_type in ("nf4", MXFP4):
+            obstacle = _why_not_unpacked_by_us(device, quantization)
+            quantization = replace(quantization, own_unpacking=obstacle is None, slow_because=obstacle)
     return quantization
 
 
@@ -100,20 +102,17 @@ def _try_on(device: torch.device, quantization: Quantization) -> None:
         ) from error
 
 
-def _unpacks_on(device: torch.device, quantization: Quantization) -> bool:
-    """Whether our kernel works on this device, and gives the bits of bitsandbytes' or torch's. It needs Triton, and a C
-    compiler."""
-    if device.type != "cuda" or quantization.quant_type not in ("nf4", MXFP4):
-        return False
+def _why_not_unpacked_by_us(device: torch.device, quantization: Quantization) -> str | None:
+    """What keeps our kernel from the bits of bitsandbytes or torch on this device. It needs Triton and a C compiler."""
     # More than one of the kernel's programs, the last of them not full.
     packing = PackedExperts(ExpertWeight("", 3, BLOCK, BLOCK + 2, is_transposed=False), quantization)
     packed = packing.quantize(torch.randn(packing.plain_shape, device=device))
     expected = packing.dequantize(packed)
     packing.quantization = replace(quantization, own_unpacking=True)
     try:
-        return torch.equal(packing.dequantize(packed), expected)
-    except Exception:  # any of Triton's and of its tools: bitsandbytes and torch serve as well, but slower
-        return False
+        return None if torch.equal(packing.dequantize(packed), expected) else "it gives other numbers here"
+    except Exception as error:  # any of Triton's and of its tools
+        return in_one_line(error)
 
 
 def quantize_weights(model: PreTrainedModel, quantization: Quantization) -> str:
@@ -154,10 +153,12 @@ def quantize_weights(model: PreTrainedModel, quantization: Quantization) -> str:
     what += " of the language model" if has_vision(model) else ""
     counted = list(count_weights(model))
     quantized = sum(weights.num_weights for weights in counted if weights.stored_as == quantization.name)
+    reason = quantization.slow_because
+    slow = f"; our own kernel, which unpacks faster, fails: {reason}" if reason else ""
     return (
         f"quantization: {quantization.name}, {quantized / 1e6:,.1f} of "
         f"{sum(weights.num_weights for weights in counted) / 1e6:,.1f} million weights: {what}"
-        f"{f' but {left_out}' if linears else ' alone'}"
+        f"{f' but {left_out}' if linears else ' alone'}{slow}"
     )
 
 

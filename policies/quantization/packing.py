@@ -35,6 +35,7 @@ class Quantization:
     compute_dtype: torch.dtype
     storage_dtype: torch.dtype  # of the tensors that hold the packed bytes; nothing is computed in it
     own_unpacking: bool = False  # nf4 and MXFP4 are unpacked by our own kernels, not by bitsandbytes and torch
+    slow_because: str | None = None  # why they are not, where they would be faster
 
     @property
     def name(self) -> str:

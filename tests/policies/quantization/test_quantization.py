@@ -208,6 +208,12 @@ def test_all_linear_layers_but_the_head_are_quantized() -> None:
         quantize_weights(norm, Quantization(4, "nf4", False, FP32, torch.uint8))
 
 
+def test_a_slower_unpacking_is_told_with_its_reason() -> None:
+    reason = "Failed to find C compiler"
+    note = quantize_weights(Model(), Quantization(4, "nf4", False, FP32, torch.uint8, slow_because=reason))
+    assert note.endswith(f"the output head; our own kernel, which unpacks faster, fails: {reason}")
+
+
 @pytest.mark.parametrize("bias", [False, True])
 def test_a_familys_own_linear_layers_count_if_they_compute_a_product_alone(bias: bool) -> None:
     """Falcon's layers do; Llama 4's router chooses experts with its product."""
