@@ -157,6 +157,9 @@ def set_compiler(*, falls_back: bool) -> None:
     if falls_back:
         # Code for backward is compiled with that for forward: later, nothing else could take its place.
         functorch.force_non_lazy_backward_lowering = True
+    if torch.are_deterministic_algorithms_enabled():
+        # torch sets it in the thread that enables them. A reduction's kernel is then not chosen by the time it takes.
+        torch._inductor.config.deterministic = True
 
 
 def set_compiler_in_backward(device: torch.device, *, falls_back: bool) -> None:
@@ -165,15 +168,8 @@ def set_compiler_in_backward(device: torch.device, *, falls_back: bool) -> None:
     torch 2.12 and 2.13 would otherwise have their defaults there, 8 graphs of one function among them
     (https://github.com/pytorch/pytorch/issues/186537).
     """
-    is_deterministic = torch.are_deterministic_algorithms_enabled()
-
-    def set_here(_: torch.Tensor) -> None:
-        set_compiler(falls_back=falls_back)
-        # As torch.use_deterministic_algorithms does, in its own thread: no kernel is chosen by the time that it takes.
-        torch._inductor.config.deterministic = is_deterministic or torch._inductor.config.deterministic
-
     number = torch.zeros((), device=device, requires_grad=True) * 1.0
-    number.register_hook(set_here)
+    number.register_hook(lambda _: set_compiler(falls_back=falls_back))
     number.backward()
 
 
