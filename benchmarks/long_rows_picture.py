@@ -8,6 +8,7 @@ Measured points are those of tests/planning/long_rows.csv.
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 import tempfile
@@ -36,7 +37,8 @@ def plan(length: int, flags: str, folder: Path) -> tuple[float, float]:
 def main(path: str) -> None:
     from matplotlib import pyplot
 
-    measured = [line for line in read_lines(ROOT / "tests/planning/long_rows.csv") if line["shape"] == SHAPE]
+    lines = read_lines(ROOT / "tests/planning/long_rows.csv")
+    measured = [line for line in lines if line["shape"] == SHAPE and line["gpus"] == "1"]
     figure, axes = pyplot.subplots(1, 2, figsize=(10, 4), layout="constrained")
     with tempfile.TemporaryDirectory() as temporary:
         make_shape(Path(temporary) / "model", SHAPE)
@@ -46,7 +48,7 @@ def main(path: str) -> None:
             for axis, planned, column in zip(axes, zip(*plans, strict=True), ("peak_gib", "seconds"), strict=True):
                 (line,) = axis.plot(LENGTHS, planned, label=f"{way}, planned")
                 lengths = [int(row["tokens"]) for row in points]
-                values = [float(row[column]) for row in points]
+                values = [float(row[column] or math.nan) for row in points]  # one that was killed has no seconds
                 axis.plot(lengths, values, "o", color=line.get_color(), label=f"{way}, measured")
     axes[0].axhline(79.1, color="gray", linestyle="dotted")
     axes[0].set(title="Peak memory, GiB (dotted: an H100 80GB)", ylim=(0, 100))

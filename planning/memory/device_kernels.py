@@ -186,7 +186,7 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.T
 
 
 def _backward(ctx: Any, grad: torch.Tensor, _: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-    query, key, value, bias, _, _ = ctx.saved_tensors
+    query, key, value, bias, output, _ = ctx.saved_tensors
     temporaries = []
     if not ctx.on_cpu:
         # A GPU sums gradients of the query in fp32, and those of shared keys and values first for every query head.
@@ -195,6 +195,7 @@ def _backward(ctx: Any, grad: torch.Tensor, _: torch.Tensor) -> tuple[torch.Tens
             shape = (*query.shape[:2], *key.shape[2:])
             temporaries += [key.new_empty(shape), value.new_empty(shape)]
     grads = _fused_backward(query, key, value, ctx.is_causal)
+    del output  # the kernels read it
     temporaries.clear()  # they live until the gradients are there, as in the kernels
     return *grads, torch.empty_like(bias) if bias is not None and ctx.needs_input_grad[3] else None, None, None
 

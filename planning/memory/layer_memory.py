@@ -39,15 +39,20 @@ class _Measured:
     movable: tuple[int, ...] = ()  # bytes of each storage that offloading would move
     fused: int = 0  # bytes more in backward if that computes it again, compiled
     selective: SelectiveKept | None = None
-    end_uncast: int = 0  # as `end`, without copies in another dtype
-    freed: int = 0  # bytes that the pass counts in backward, and compiled code has freed by then
+    end_written: int = 0  # as `end`, of what compiled code writes
+    around_tiles: bool = False  # compiled so: in backward what it writes counts, and nothing else
 
     def use(self) -> LayerBytes:
-        kept = self.end - self.start - self.released
+        kept_to_end = self.end - self.start
+        kept = kept_to_end - self.released
         forward = self.forward.peak - self.start
         parts = self.backward.parts() if self.backward else []
-        backward = max((part.peak - self.freed for part in parts), default=self.end) - self.start
-        with_grads = max((part.peak_with_grads - self.freed for part in parts), default=self.end) - self.start
+        if self.around_tiles:
+            peaks = [(part.written - self.end_written, part.written_with_grads - self.end_written) for part in parts]
+        else:
+            peaks = [(part.peak - self.end, part.peak_with_grads - self.end) for part in parts]
+        backward = kept_to_end + max((peak for peak, _ in peaks), default=0)
+        with_grads = kept_to_end + max((peak for _, peak in peaks), default=0)
         if self.compiled is None:
             use = LayerBytes(kept, forward, backward, with_grads)
         else:
@@ -63,8 +68,8 @@ class _Measured:
             return None
         # Nothing that forward made is freed meanwhile, so what is alive beyond that is gradients and temporaries.
         parts = [*zip(self.backward.parts(), self.selective.there, strict=False)]
-        backward = max(part.uncast - self.end_uncast + there for part, there in parts)
-        with_grads = max(part.uncast_with_grads - self.end_uncast + there for part, there in parts)
+        backward = max(part.written - self.end_written + there for part, there in parts)
+        with_grads = max(part.written_with_grads - self.end_written + there for part, there in parts)
         return SelectiveBytes(self.selective.kept, backward, with_grads)
 
 
@@ -182,12 +187,12 @@ def _forward(own: Callable[..., Any], state: _Pass) -> Callable[..., Any]:
         if hidden is not None and hidden.requires_grad and not state.has_backward:
             hidden.register_hook(lambda grad: _leave_backward(state))
         watched = state.held.watch(layer)
-        measured.freed = 0 if hidden is None else state.held.freed_early(layer, hidden.nbytes)
+        measured.around_tiles = state.held.around_tiles
         run = _run_as_if_compiled if state.compiled(layer) else _run
         outputs = run(layer, own, args, kwargs, state, measured)
         for handle in watched:
             handle.remove()
-        measured.end, measured.end_uncast = live.live, live.uncast
+        measured.end, measured.end_written = live.live, live.written
         state.last = live.live - measured.released
         measured.outputs = shapes_of(outputs)
         output = next(leaf for leaf in tree_leaves(outputs) if isinstance(leaf, torch.Tensor))

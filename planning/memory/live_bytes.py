@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -28,16 +28,28 @@ class Window:
     peak: int = 0  # most alive meanwhile, without gradients of parameters
     peak_with_grads: int = 0  # the same, with the gradients that came in this window
     unpacked: int = 0  # the most that a product of experts unpacked for itself; part of the peaks
-    uncast: int = 0  # as `peak`, without copies in another dtype, which compiled code does not write
-    uncast_with_grads: int = 0  # as `peak_with_grads`, without them
+    written: int = 0  # as `peak`, of what compiled code writes
+    written_with_grads: int = 0  # as `peak_with_grads`, of that
     first: Window | None = None  # the part before `LiveBytes.divide`; the peaks are then those of the rest
 
     def parts(self) -> list[Window]:
         return [self] if self.first is None else [self.first, self]
 
 
+@dataclass
+class _Storage:
+    size: int  # bytes; 0 when it is gone
+    is_written: bool
+    copies: list[_Storage] = field(default_factory=list)  # of its tensor, in another dtype
+    end: Any = None  # the weak reference whose callback forgets it
+
+
 class LiveBytes(TorchDispatchMode):
-    """Counts new storages from when an operator returns them until the last reference is gone."""
+    """Counts new storages from when an operator returns them until the last reference is gone.
+
+    What compiled code writes of them is counted apart: no copy in another dtype of a tensor that is still there, since
+    it casts where it reads, and no mask of adapters' dropout, which it computes from keys.
+    """
 
     def __init__(self, existing: Iterable[torch.Tensor]) -> None:
         """
@@ -45,10 +57,10 @@ class LiveBytes(TorchDispatchMode):
             existing: parameters, buffers and inputs; neither they nor their views are counted.
         """
         super().__init__()
-        self._sizes: dict[int, tuple[int, bool, Any]] = {}  # by storage: its bytes, whether it is a copy in a dtype
+        self._storages: dict[int, _Storage] = {}
         self._existing = {tensor.untyped_storage()._cdata: tensor for tensor in existing}
         self.live = 0
-        self.uncast = 0  # of these, all but copies in another dtype
+        self.written = 0  # of these, what compiled code writes
         self._grads = 0
         self.window = Window()
 
@@ -67,8 +79,8 @@ class LiveBytes(TorchDispatchMode):
             vars(self.window).update(vars(self._begun()) | {"first": self.window.first})
 
     def _begun(self) -> Window:
-        live, uncast, grads = self.live, self.uncast, self._grads
-        return Window(live, live, live, live + grads, uncast=uncast, uncast_with_grads=uncast + grads)
+        live, written, grads = self.live, self.written, self._grads
+        return Window(live, live, live, live + grads, written=written, written_with_grads=written + grads)
 
     def take_grad(self, parameter: torch.Tensor) -> None:
         """A hook of parameters: their gradients are counted apart, and dropped."""
@@ -81,14 +93,17 @@ class LiveBytes(TorchDispatchMode):
 
     def size_of(self, tensor: torch.Tensor) -> int:
         """The bytes that are counted for a tensor; 0 if it was there before."""
-        size, *_ = self._sizes.get(tensor.untyped_storage()._cdata, (0,))
-        return size
+        found = self._storages.get(tensor.untyped_storage()._cdata)
+        return found.size if found else 0
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         outputs = function(*args, **(kwargs or {}))
+        source = args[0] if function is torch.ops.aten._to_copy.default else None
         for leaf in tree_leaves(outputs):
             if isinstance(leaf, torch.Tensor):
-                self._count(leaf, is_cast=function is torch.ops.aten._to_copy.default)
+                # Made so by policies/adapters/dropout_masks.py.
+                is_mask = function is torch.ops.aten.empty_like.default and leaf.dtype == torch.bool
+                self._count(leaf, source, is_mask=is_mask)
         if function is EXPERTS_PRODUCT:  # it gives up the weights that it unpacks before it returns
             unpacked = unpacked_bytes(*args)
             self.window.unpacked = max(self.window.unpacked, unpacked)
@@ -97,29 +112,43 @@ class LiveBytes(TorchDispatchMode):
             self._note_peak(temporary)
         return outputs
 
-    def _count(self, tensor: torch.Tensor, *, is_cast: bool) -> None:
+    def _count(self, tensor: torch.Tensor, source: torch.Tensor | None, *, is_mask: bool) -> None:
+        """Count a new storage.
+
+        Args:
+            source: what the tensor is a copy of, in another dtype.
+        """
         storage = tensor.untyped_storage()
         key = storage._cdata
         # A view shares its storage, which is counted once.
-        if key in self._sizes or key in self._existing:
+        if key in self._storages or key in self._existing:
             return
-        size = storage.nbytes()
-
+        counted = _Storage(storage.nbytes(), is_written=source is None and not is_mask)
         # torch keeps one Python object for a storage as long as the storage lives, so the callback tells its end.
-        self._sizes[key] = (size, is_cast, weakref.ref(storage, lambda _: self._forget(key)))
-        self.live += size
-        self.uncast += 0 if is_cast else size
+        counted.end = weakref.ref(storage, lambda _: self._forget(key))
+        self._storages[key] = counted
+        of_source = None if source is None else self._storages.get(source.untyped_storage()._cdata)
+        if of_source:
+            of_source.copies.append(counted)
+        self.live += counted.size
+        self.written += counted.size if counted.is_written else 0
         self._note_peak()
 
     def _forget(self, key: int) -> None:
-        size, is_cast, _ = self._sizes.pop(key, (0, False, None))
-        self.live -= size
-        self.uncast -= 0 if is_cast else size
+        gone = self._storages.pop(key, None)
+        if gone is None:
+            return
+        self.live -= gone.size
+        self.written -= gone.size if gone.is_written else 0
+        gone.size = 0
+        for copy in gone.copies:  # nothing else has its values now
+            self.written += 0 if copy.is_written else copy.size
+            copy.is_written = True
 
     def _note_peak(self, more: int = 0) -> None:
         """The bytes alive may be the most so far, with `more` that are there for a moment."""
-        window, live, uncast = self.window, self.live + more, self.uncast + more
+        window, live, written = self.window, self.live + more, self.written + more
         window.peak = max(window.peak, live)
         window.peak_with_grads = max(window.peak_with_grads, live + self._grads)
-        window.uncast = max(window.uncast, uncast)
-        window.uncast_with_grads = max(window.uncast_with_grads, uncast + self._grads)
+        window.written = max(window.written, written)
+        window.written_with_grads = max(window.written_with_grads, written + self._grads)

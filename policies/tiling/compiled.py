@@ -21,7 +21,7 @@ AROUND_TILES = {"allow_buffer_reuse": False}
 Otherwise inductor keeps a dead buffer for a later one of its size where its estimate of memory allows that, and the
 estimate does not know what attention's backward takes for itself: of an 8B's layer with adapters, one tensor as wide as
 the hidden states waited there, 8 KiB per token, at the fullest moment of the step. Buffers only live shorter without
-that, so no peak rises; the price is an allocation each. Empty, inductor does as it likes, and plans follow.
+that, so no peak rises; the price is an allocation each.
 """
 
 

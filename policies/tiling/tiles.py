@@ -205,6 +205,7 @@ class _TiledCall:
                 of_tile = found.pop(0)
                 grad_hidden[:, tokens].copy_(torch.zeros_like(leaf) if of_tile is None else of_tile)
             sums.add(found)
+            del found  # else they would be there while the next tile is computed
         return grad_hidden, sums.taken()
 
 
