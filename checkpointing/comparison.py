@@ -99,8 +99,8 @@ def check_same(
     if "train_config.context_length" in differences:  # which says it
         compared.pop("row_length", None)
     differences |= {name: _METADATA[name] for name, both in compared.items() if _is_another(name, *both)}
-    if "model_config" in differences and _has_other_classes_alone(*compared["model_config"]):
-        differences["model_config"] = "the training data: other classes"
+    if "model_config" in differences:
+        differences["model_config"] = _what_differs(*compared["model_config"])
     if packed := _packed_otherwise(metadata.get("packed_weights"), checkpoint.values.get("packed_weights", _UNSAID)):
         differences["packed_weights"] = packed
     texts = list(dict.fromkeys(differences.values()))  # once for a field of two sections, which has one flag
@@ -168,10 +168,33 @@ def _is_another(name: str, now: Any, there: Any) -> bool:
     return bool(now != there)
 
 
-def _has_other_classes_alone(now: Mapping[str, Any], there: Mapping[str, Any]) -> bool:
-    """Whether two config.json differ in what the labels of the data decide, and in nothing else."""
+def _what_differs(now: Mapping[str, Any], there: Mapping[str, Any]) -> str:
+    """What made config.json another one: its positions alone, the labels of the data alone, or the model."""
+    if not _is_another("model_config", *(_without_positions(values) for values in (now, there))):
+        shown = f"rotary positions: {_rope(now)} (there {_rope(there)})"
+        return f"{shown}, a factor that follows from the rows' length unless --rope_factor says it"
     of_labels = dict.fromkeys(("id2label", "label2id", "problem_type"))
-    return not _is_another("model_config", {**now, **of_labels}, {**there, **of_labels})
+    if not _is_another("model_config", {**now, **of_labels}, {**there, **of_labels}):
+        return "the training data: other classes"
+    return _METADATA["model_config"]
+
+
+def _of_text(values: Mapping[str, Any]) -> Mapping[str, Any]:
+    text: Mapping[str, Any] = values.get("text_config") or values
+    return text
+
+
+def _without_positions(values: Mapping[str, Any]) -> dict[str, Any]:
+    of_positions = ("rope_parameters", "max_position_embeddings", "original_max_position_embeddings", "head_dim")
+    rest = {**_of_text(values), **dict.fromkeys(of_positions)}
+    return {**values, "text_config": rest} if "text_config" in values else rest
+
+
+def _rope(values: Mapping[str, Any]) -> str:
+    """How config.json scales rotary positions, or those of one kind of layers (Gemma 3): "yarn x4"."""
+    rope = _of_text(values).get("rope_parameters") or {}
+    sets = [rope, *(own for own in rope.values() if isinstance(own, Mapping))]
+    return next((f"{own['rope_type']} x{own['factor']:g}" for own in sets if own.get("factor")), "not scaled")
 
 
 def _packed_otherwise(now: Mapping[str, int] | None, there: Mapping[str, int] | None) -> str:

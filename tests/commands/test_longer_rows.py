@@ -134,11 +134,17 @@ def test_a_run_on_a_saved_adapter_and_a_resumed_one_have_them_too(
     assert refused.status == 2
     assert "was trained with other positions" in refused.stderr
 
-    more = flags_for(short_model, adapter_run, batching="packing", num_steps=NUM_STEPS + 1)
-    more += ["--batch_size_training", "8", "--run_validation", "False", "--save_every_steps", str(NUM_STEPS)]
-    more += [*lora_flags(["q_proj", "v_proj"]), "--resume", "auto"]
-    (refused,) = process_group.run([*more, "--rope_scaling", "linear"], 1)
+    def going_on(num_steps: int) -> list[str]:
+        more = flags_for(short_model, adapter_run, batching="packing", num_steps=num_steps)
+        more += ["--batch_size_training", "8", "--run_validation", "False", "--save_every_steps", str(NUM_STEPS)]
+        return [*more, *lora_flags(["q_proj", "v_proj"]), "--resume", "auto", "--rope_scaling"]
+
+    (refused,) = process_group.run([*going_on(NUM_STEPS + 1), "linear"], 1)
     assert refused.status == 2
     assert "rope_scaling" in refused.stderr
-    process_group.train([*more, "--rope_scaling", "yarn"], 1)
+    process_group.train([*going_on(NUM_STEPS + 1), "yarn"], 1)
     assert [event["step"] for event in read_metrics(adapter_run) if event["event"] == "train"][-1] == NUM_STEPS + 1
+
+    longer = [word.replace(str(CONTEXT_LENGTH), str(2 * CONTEXT_LENGTH)) for word in going_on(NUM_STEPS + 2)]
+    (outcome,) = process_group.train([*longer, "yarn", "--resume_anyway"], 1)
+    assert "resume_anyway: rotary positions: yarn x4 (there yarn x2), a factor that follows from" in outcome.stdout
