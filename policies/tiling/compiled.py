@@ -40,5 +40,17 @@ def compile_around_tiles(layer: Any, tiled: Sequence[nn.Module], compile_functio
         module.compute_tile = compile_function(module.compute_tile)
         module.forward = MethodType(call, module)
     if "forward" in vars(layer):
-        layer.compiled_forward = compile_function(type(layer).forward)
+        layer.compiled_forward = compile_function(_forward_of(type(layer)))
         layer._compiled_call_impl = layer._call_impl  # which calls that
+
+
+def _forward_of(layer_class: Any) -> Any:
+    """The forward of a class of layers, without what transformers (5.2x, `modeling_layers.py`) has around it.
+
+    That checkpoints where transformers' own checkpointing is on, which it never is here. torch would trace the layer
+    through it, find that it cannot cut a graph in a function called by another, and trace the layer again.
+    """
+    forward = layer_class.forward
+    while getattr(getattr(forward, "__code__", None), "co_name", "") == "forward_with_checkpointing":
+        forward = forward.__wrapped__
+    return forward
