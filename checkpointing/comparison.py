@@ -162,16 +162,16 @@ def _same_states(checkpoint: Checkpoint, fsdp: FsdpConfig) -> bool:
 def _is_another(name: str, now: Any, there: Any) -> bool:
     if name == "base_fingerprint":  # None if all weights are trained, and so saved
         return None not in (now, there) and now != there
-    if name == "model_config":  # the precision is compared separately, and end tokens follow from the data
-        not_compared = {"dtype": None, "eos_token_id": None}
-        now, there = now | not_compared, there | not_compared
+    if name == "model_config":
+        now, there = now | _NOT_COMPARED, there | _NOT_COMPARED
     return bool(now != there)
 
 
 def _what_differs(now: Mapping[str, Any], there: Mapping[str, Any]) -> str:
     """What made config.json another one: its positions alone, the labels of the data alone, or the model."""
-    if not _is_another("model_config", *(_without_positions(values) for values in (now, there))):
-        shown = f"rotary positions: {_rope(now)} (there {_rope(there)})"
+    ropes = [_rope(values) for values in (now, there)]
+    if ropes[0] != ropes[1] and _without_positions(now) == _without_positions(there):
+        shown = f"rotary positions: {ropes[0]} (there {ropes[1]})"
         return f"{shown}, a factor that follows from the rows' length unless --rope_factor says it"
     of_labels = dict.fromkeys(("id2label", "label2id", "problem_type"))
     if not _is_another("model_config", {**now, **of_labels}, {**there, **of_labels}):
@@ -187,7 +187,7 @@ def _of_text(values: Mapping[str, Any]) -> Mapping[str, Any]:
 def _without_positions(values: Mapping[str, Any]) -> dict[str, Any]:
     of_positions = ("rope_parameters", "max_position_embeddings", "original_max_position_embeddings", "head_dim")
     rest = {**_of_text(values), **dict.fromkeys(of_positions)}
-    return {**values, "text_config": rest} if "text_config" in values else rest
+    return {**values, **_NOT_COMPARED, "text_config": rest} if "text_config" in values else {**rest, **_NOT_COMPARED}
 
 
 def _rope(values: Mapping[str, Any]) -> str:
@@ -231,6 +231,8 @@ _METADATA = {
     "model_config": "--model_name: another config.json",
     "base_fingerprint": "--model_name: other weights than those under the checkpoint's adapter or frozen layers",
 }
+_NOT_COMPARED = {"dtype": None, "eos_token_id": None}
+"""Of config.json: the precision is compared separately, and end tokens follow from the data."""
 _UNSAID: Mapping[str, int] = {}  # by versions that did not write what is packed
 _PACKED = {"linear": "linear layers", "experts": "experts"}
 

@@ -195,7 +195,7 @@ def _backward(ctx: Any, grad: torch.Tensor, _: torch.Tensor) -> tuple[torch.Tens
             shape = (*query.shape[:2], *key.shape[2:])
             temporaries += [key.new_empty(shape), value.new_empty(shape)]
     grads = _fused_backward(query, key, value, ctx.is_causal)
-    del output  # the kernels read it
+    del output  # kernels read it for this
     temporaries.clear()  # they live until the gradients are there, as in the kernels
     return *grads, torch.empty_like(bias) if bias is not None and ctx.needs_input_grad[3] else None, None, None
 

@@ -127,15 +127,12 @@ def compile_layers(
     for module in (*layers, *norms):
         if tiled := tiled_parts(module):
             compile_around_tiles(module, tiled, compiled)
-        call: Any = module._compiled_call_impl  # of a layer that is compiled around its tiles
-        if call is None:
+        if module._compiled_call_impl is None:
             module.compile(dynamic=dynamic, options={**AROUND_TILES} if tiled else None)
-            call = module._compiled_call_impl
-            if fallback is not None:
-                call = fallback.around(call, module._call_impl)
+        call: Any = module._compiled_call_impl
         if any(parameter.requires_grad for parameter in module.parameters()):
             call = _with_gradient(call)
-        module._compiled_call_impl = call
+        module._compiled_call_impl = call if fallback is None else fallback.around(call, module._call_impl)
 
 
 def set_compiler(*, falls_back: bool) -> None:

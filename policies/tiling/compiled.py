@@ -45,7 +45,7 @@ def compile_around_tiles(layer: Any, tiled: Sequence[nn.Module], compile_functio
 
 
 def _forward_of(layer_class: Any) -> Any:
-    """The forward of a class of layers, without what transformers (5.2x, `modeling_layers.py`) has around it.
+    """The forward of a class of layers, without what transformers 5.23 has around it (`modeling_layers.py`).
 
     That checkpoints where transformers' own checkpointing is on, which it never is here. torch would trace the layer
     through it, find that it cannot cut a graph in a function called by another, and trace the layer again.
