@@ -28,6 +28,7 @@ NUM_LOOSE = 1
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_plans_have_the_peaks_and_the_seconds_that_were_measured(tmp_path: Path) -> None:
     plans = {line["row"]: plan_of(line, tmp_path) for line in MEASURED}
     planned = {line["row"]: plans[line["row"]]["peak_gib"] + held_then_gib(line) for line in MEASURED}
