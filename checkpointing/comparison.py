@@ -14,6 +14,7 @@ from configs.optimizers import OPTIMIZERS
 from configs.run import SETTINGS, RunConfig
 from configs.training import TrainConfig
 from policies.optimizers.kind import kind_of
+from policies.rope_scaling import describe_parameters
 from run_folder.checkpoint_folder import STATE
 from utils.errors import ConfigError
 
@@ -169,7 +170,7 @@ def _is_another(name: str, now: Any, there: Any) -> bool:
 
 def _what_differs(now: Mapping[str, Any], there: Mapping[str, Any]) -> str:
     """What made config.json another one: its positions alone, the labels of the data alone, or the model."""
-    ropes = [_rope(values) for values in (now, there)]
+    ropes = [describe_parameters(_of_text(values).get("rope_parameters")) for values in (now, there)]
     if ropes[0] != ropes[1] and _without_positions(now) == _without_positions(there):
         shown = f"rotary positions: {ropes[0]} (there {ropes[1]})"
         return f"{shown}, a factor that follows from the rows' length unless --rope_factor says it"
@@ -185,16 +186,10 @@ def _of_text(values: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _without_positions(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Of what is compared of config.json, all that `policies.rope_scaling.scaled_values` leaves as it is."""
     of_positions = ("rope_parameters", "max_position_embeddings", "original_max_position_embeddings", "head_dim")
-    rest = {**_of_text(values), **dict.fromkeys(of_positions)}
-    return {**values, **_NOT_COMPARED, "text_config": rest} if "text_config" in values else {**rest, **_NOT_COMPARED}
-
-
-def _rope(values: Mapping[str, Any]) -> str:
-    """How config.json scales rotary positions, or those of one kind of layers (Gemma 3): "yarn x4"."""
-    rope = _of_text(values).get("rope_parameters") or {}
-    sets = [rope, *(own for own in rope.values() if isinstance(own, Mapping))]
-    return next((f"{own['rope_type']} x{own['factor']:g}" for own in sets if own.get("factor")), "not scaled")
+    text = {**_of_text(values), **dict.fromkeys(of_positions)}
+    return ({**values, "text_config": text} if values.get("text_config") else text) | _NOT_COMPARED
 
 
 def _packed_otherwise(now: Mapping[str, int] | None, there: Mapping[str, int] | None) -> str:

@@ -15,7 +15,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from policies.config_overrides import override
 from utils.errors import ConfigError
-from utils.positions import positions_of, rope_sets
+from utils.positions import positions_of, rope_sets, sets_of
 
 RopeKind = Literal["yarn", "linear", "llama3"]  # of --rope_scaling
 
@@ -76,9 +76,13 @@ def check_can_scale(model_config: PretrainedConfig, kind: RopeKind, original: in
 
 def describe(text_config: PretrainedConfig) -> str:
     """The scaling of a config, as in "yarn x4"."""
-    return " and ".join(
-        dict.fromkeys(f"{own['rope_type']} x{own['factor']:g}" for own in _named_sets(text_config).values())
-    )
+    return describe_parameters(text_config.rope_parameters)
+
+
+def describe_parameters(rope_parameters: Mapping[str, Any] | None) -> str:
+    """The same, of the value that config.json has."""
+    scaled = [own for own in _to_scale(sets_of(rope_parameters)).values() if own.get("factor")]
+    return " and ".join(dict.fromkeys(f"{own['rope_type']} x{own['factor']:g}" for own in scaled)) or "not scaled"
 
 
 def factor_for(positions: int, length: int) -> int:
@@ -177,7 +181,11 @@ def _original_of(own: Mapping[str, Any]) -> int:
 
 def _named_sets(text: PretrainedConfig) -> dict[str, Mapping[str, Any]]:
     """The sets to scale by the layers' kind; of a config with one set for all layers that, by ""."""
-    return {name: own for name, own in rope_sets(text).items() if name not in _OF_WINDOWS}
+    return _to_scale(rope_sets(text))
+
+
+def _to_scale(sets: Mapping[str, Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
+    return {name: own for name, own in sets.items() if name not in _OF_WINDOWS}
 
 
 def _text_section(model_config: PretrainedConfig, text: PretrainedConfig) -> str:

@@ -30,7 +30,12 @@ def rope_sets(text_config: PreTrainedConfig) -> dict[str, Mapping[str, Any]]:
 
     One set for all layers is named "". Without rotary positions there is none.
     """
-    found = getattr(text_config, "rope_parameters", None) or {}
+    return sets_of(getattr(text_config, "rope_parameters", None))
+
+
+def sets_of(rope_parameters: Mapping[str, Any] | None) -> dict[str, Mapping[str, Any]]:
+    """`rope_sets` of the value that config.json has."""
+    found = rope_parameters or {}
     nested = {name: own for name, own in found.items() if isinstance(own, Mapping)}
     # A kind of layers that has no rotary positions has None there.
     is_single = not nested and any(value is not None for value in found.values())

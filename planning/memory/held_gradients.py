@@ -25,7 +25,7 @@ class HeldGradients:
         Args:
             around_tiles: layers are compiled around tiles; else nothing is held.
         """
-        self.around_tiles = around_tiles
+        self._around_tiles = around_tiles
         self._gradients: list[torch.Tensor] = []
 
     def watch(self, layer: nn.Module) -> list[RemovableHandle]:
@@ -35,11 +35,17 @@ class HeldGradients:
             if inputs[0].requires_grad:
                 inputs[0].register_hook(self.hold)
 
-        parts = [part for part in tiled_parts(layer) if not is_norm(part)] if self.around_tiles else []
-        return [part.register_forward_pre_hook(watch_input) for part in parts]
+        return [part.register_forward_pre_hook(watch_input) for part in self._parts(layer)]
+
+    def is_cut(self, layer: nn.Module) -> bool:
+        """Whether this layer is compiled around tiles."""
+        return bool(self._parts(layer))
+
+    def _parts(self, layer: nn.Module) -> list[nn.Module]:
+        return [part for part in tiled_parts(layer) if not is_norm(part)] if self._around_tiles else []
 
     def hold(self, gradient: torch.Tensor) -> None:
-        if self.around_tiles:
+        if self._around_tiles:
             self._gradients.append(gradient)
 
     def release(self) -> None:

@@ -187,7 +187,7 @@ def _forward(own: Callable[..., Any], state: _Pass) -> Callable[..., Any]:
         if hidden is not None and hidden.requires_grad and not state.has_backward:
             hidden.register_hook(lambda grad: _leave_backward(state))
         watched = state.held.watch(layer)
-        measured.around_tiles = state.held.around_tiles
+        measured.around_tiles = state.held.is_cut(layer)
         run = _run_as_if_compiled if state.compiled(layer) else _run
         outputs = run(layer, own, args, kwargs, state, measured)
         for handle in watched:

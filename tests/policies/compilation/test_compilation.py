@@ -133,16 +133,18 @@ def test_what_does_not_compile_runs_as_written_and_says_so_in_one_line(
     assert line.endswith(" raised: RuntimeError: no kernel fits)")
 
 
-@pytest.mark.parametrize(("tile_tokens", "num_graphs"), [(0, 1), (16, 3)])
+@pytest.mark.parametrize(
+    ("recomputed", "num_graphs"), [(Checkpointing("off"), 1), (Checkpointing("full", tile_tokens=16), 3)]
+)
 def test_one_graph_serves_all_layers_with_adapters_and_none_trains_what_is_frozen(
-    tile_tokens: int, num_graphs: int, monkeypatch: pytest.MonkeyPatch
+    recomputed: Checkpointing, num_graphs: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first layer's hidden states come from frozen embeddings."""
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager"))
     wanted = trained(with_lora(make_model("llama")).get_base_model(), None)
     torch._dynamo.reset()
     base = with_lora(make_model("llama")).get_base_model()
-    apply_activation_checkpointing(base, Checkpointing("full", tile_tokens=tile_tokens))
+    apply_activation_checkpointing(base, recomputed)
     compile_layers(list(base.model.layers), widths_vary=True)
     before = num_compiled()
     found = trained(base, None)
