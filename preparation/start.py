@@ -26,6 +26,7 @@ from resolving.resolved import Resolved, with_choice, without_compiling
 from supervision.failures import end_at_once
 from supervision.watchdog import Watchdog
 from utils.compiled_code import keep_compiled_code
+from utils.errors import ConfigError
 from utils.progress import say_if_it_lasts
 from utils.seeding import seed_everything, use_deterministic_kernels
 
@@ -67,19 +68,25 @@ def agree_to_compile(
 ) -> tuple[Resolved, PlanAtStart]:
     """The settings and the plan, uncompiled if --compile auto chose to compile and one of the ranks' machines cannot.
 
-    Every rank must call this: all compile, or none.
+    Every rank must call this: all compile, or none. torch starts its processes that compile kernels with the first
+    compilation, so they are there when weights are read.
 
     Args:
         plan: of the run as it would be compiled.
         data, checkpoint: as in `follow_plan`.
+
+    Raises:
+        ConfigError: if one cannot, and --compile was asked for.
     """
-    if not resolved.chose_to_compile:
+    if not resolved.config.train_config.compile:
         return resolved, plan
     tried = say_if_it_lasts("trying whether torch.compile works here")
     obstacle = why_ranks_cannot_compile(env.device)
     tried()
     if obstacle is None:
         return resolved, plan
+    if not resolved.chose_to_compile:
+        raise ConfigError(f"--compile: {obstacle}; give --compile False, or leave it out")
     resolved = without_compiling(resolved, obstacle)
     print_rank_zero(env, resolved.config.notes[-1])
     return follow_plan(resolved, env, data, checkpoint)

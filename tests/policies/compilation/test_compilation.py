@@ -39,7 +39,7 @@ from tasks.causal_lm import CausalLM
 from tests.helpers.causal_models import make_batch, make_model
 from tests.helpers.checkpoints import with_lora
 from tests.helpers.generated import flags
-from tests.helpers.no_compiler import without_compiler
+from tests.helpers.no_compiler import losing_compiler
 from tests.helpers.pairwise import slow_but
 from tests.helpers.processes import ProcessGroup
 from tests.helpers.replicas import stop_group_after_replicas
@@ -58,7 +58,7 @@ def test_a_layer_that_does_not_compile_is_named_once_and_no_rank_is_left(
     argv = flags(tiny_model, samples, tmp_path / "run", "--compile", "--context_length", "64", "--max_train_step", "2")
     # Rank 0 speaks for all. On busy cores it may fail more than a second after the other.
     given = {"grace": {}} if 0 in ranks else {}
-    outcomes = process_group.run(without_compiler(argv, ranks), 2, **given)
+    outcomes = process_group.run(losing_compiler(argv, ranks), 2, **given)
     assert [outcome.status for outcome in outcomes] == [1, 1]
     said = [line for outcome in outcomes for line in outcome.stderr.splitlines() if line.startswith("error:")]
     (line,) = said

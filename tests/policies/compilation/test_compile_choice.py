@@ -178,3 +178,13 @@ def test_all_ranks_compile_or_none(
     said = [line for line in first if line.startswith("--compile auto is False: ")]
     assert len(said) == (1 if ranks else 0)
     assert all(reason in line and "/nowhere/c++" in line for line in said)
+
+
+def test_a_rank_that_cannot_compile_ends_a_run_with_compile_before_weights_are_read(
+    tiny_model: Path, process_group: ProcessGroup
+) -> None:
+    argv = ["--model_name", str(tiny_model), "--enable_fsdp", "--compile"]
+    for outcome in process_group.run(agreeing_without_compiler(argv, (1,), "2xH100-80GB"), 2):
+        assert outcome.status == 2
+        assert f"--compile: rank 1 on {HOST} cannot compile (" in outcome.stderr
+        assert "give --compile False, or leave it out" in outcome.stderr
