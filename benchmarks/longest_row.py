@@ -4,7 +4,8 @@
 
 QLoRA, r=16 on all linear layers, each tool with what it has for long rows: TRL its chunked loss (its default), Liger's
 kernels, checkpointing and offloaded activations; finetuning.py the same and tiles. A tool that has failed at a length
-runs no longer ones, and a call begins nothing after --minutes. --shape llama8b-long has all 32 layers.
+runs no longer ones, and a call begins nothing after --minutes. --shape llama8b-long has all 32 layers;
+--gpu_memory_gib 79 lets a larger card be one of 80 GB.
 """
 
 from __future__ import annotations
@@ -59,12 +60,13 @@ def main() -> None:
     parser.add_argument("--longest", type=int, default=2**20)
     parser.add_argument("--steps", type=int, default=2)
     parser.add_argument("--flags", help="flags of finetuning.py in the place of its own, in one string")
+    parser.add_argument("--gpu_memory_gib", type=float, help="limit of the allocator, as if the GPU were smaller")
     parser.add_argument("--peer_path", help="folder with TRL and Liger in trl/")
     parser.add_argument("--minutes", type=float, default=math.inf)
     options = parser.parse_args()
     deadline = time.monotonic() + 60 * options.minutes
     flags = [*QLORA_IN_TILES, *OFFLOADED] if options.flags is None else options.flags.split()
-    row = Workload(options.shape, 1, options.first, flags)
+    row = Workload(options.shape, 1, options.first, flags, gpu_memory_gib=options.gpu_memory_gib)
     lines = options.results.read_text().splitlines() if options.results.exists() else []
     results = {(found["tool"], found["tokens"]): found for found in map(json.loads, lines)}
     with tempfile.TemporaryDirectory() as temporary:

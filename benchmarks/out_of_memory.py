@@ -25,7 +25,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from benchmarks.runs.launch import ROOT, SCRIPT, UNCOMPILED
+from benchmarks.runs.launch import LIMITER, ROOT, SCRIPT, UNCOMPILED
 from benchmarks.runs.measurements import read_events
 from benchmarks.runs.shapes import SHAPES, make_shape
 
@@ -174,7 +174,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--val_batch", type=int, default=256)
     parser.add_argument("--nproc", type=int, default=1)
     parser.add_argument("--flags", default="", help="flags of finetuning.py to add, in one string")
-    parser.add_argument("--limiter", default="benchmarks.runs.with_less_memory", help="runs a script with less memory")
+    parser.add_argument("--limiter", default=LIMITER, help="runs a script with less memory")
     options = parser.parse_args(argv)
     table: list[dict[str, str]] = []
     with tempfile.TemporaryDirectory() as temporary:

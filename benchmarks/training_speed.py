@@ -23,20 +23,11 @@ from typing import Any
 
 import torch
 
-from benchmarks.runs.launch import UNCOMPILED, launch
+from benchmarks.runs.launch import LIMITER, UNCOMPILED, launch
 from benchmarks.runs.long_workloads import LONG_ROWS
 from benchmarks.runs.measurements import WARMUP_STEPS, read_events
 from benchmarks.runs.shapes import make_shape
 from benchmarks.runs.workload import LORA, ON_ALL, R8, R16, Workload
-
-WITH_LESS_MEMORY = """
-import runpy, sys, torch
-total = torch.cuda.get_device_properties(0).total_memory
-torch.cuda.set_per_process_memory_fraction(float(sys.argv[1]) * 2**30 / total)
-sys.argv = sys.argv[2:]
-runpy.run_path(sys.argv[0], run_name="__main__")
-"""
-
 
 COMPILED, FSDP = ["--pure_bf16", "--compile"], ["--enable_fsdp", "--compile"]
 STRATEGIES = {
@@ -213,7 +204,7 @@ def run(
     environment = row.variables(steps)
     if gpu is not None:
         environment["CUDA_VISIBLE_DEVICES"] = str(gpu)
-    less_memory = ["-c", WITH_LESS_MEMORY, str(row.gpu_memory_gib)] if row.gpu_memory_gib else []
+    less_memory = ["-m", LIMITER, str(row.gpu_memory_gib)] if row.gpu_memory_gib else []
     failure = launch(
         flags,
         row.nproc,

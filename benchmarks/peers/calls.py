@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.peers.peer_work import PeerWork
-from benchmarks.runs.launch import ROOT, last_line
+from benchmarks.runs.launch import LIMITER, ROOT, last_line
 from benchmarks.runs.workload import Workload
 
 
@@ -79,6 +79,8 @@ def command_of(tool: Peer, row: Workload, steps: int, model: Path) -> list[str]:
     """The command of a peer's run."""
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(row.nproc)]
     command = [sys.executable, *(launcher if row.nproc > 1 else []), "-m"]
+    if row.gpu_memory_gib:
+        command += [LIMITER, str(row.gpu_memory_gib), "-m"]
     work = work_of(row, steps, model)
     if "--loss_type" not in row.flags:
         return [*command, tool.module, *work.words]

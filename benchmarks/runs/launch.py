@@ -15,6 +15,7 @@ import torch
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = str(ROOT / "finetuning.py")
+LIMITER = "benchmarks.runs.with_less_memory"
 # An all-reduce of 0.5 GiB over four processes on two GPUs: 0.050 s; with NCCL's own number of sockets 0.262 s.
 BETWEEN_PARTS = {
     "NCCL_SOCKET_IFNAME": "lo",
