@@ -178,15 +178,32 @@ def _with_gradient(compiled: Callable[..., Any]) -> Callable[..., Any]:
     Those of the first layer need none behind frozen embeddings, and torch would compile a graph of its own for that. So
     one layer computes a gradient that nobody reads: with LoRA on a Llama, three products of its seven in backward.
     """
+    unread = torch.zeros((), requires_grad=True)
 
     @functools.wraps(compiled)
     def call(*args: Any, **kwargs: Any) -> Any:
         states = args[0] if args else None
         if torch.is_grad_enabled() and isinstance(states, torch.Tensor) and states.is_floating_point():
-            args = (states if states.requires_grad else states.detach().requires_grad_(), *args[1:])
+            args = (states if states.requires_grad else _GradientUnread.apply(states, unread), *args[1:])
         return compiled(*args, **kwargs)
 
     return call
+
+
+class _GradientUnread(torch.autograd.Function):
+    """The same numbers, which need a gradient; it is dropped.
+
+    A detached tensor that needs one would stay in memory until backward ends, where activations are offloaded, too: the
+    graph keeps the tensors whose gradients it stores.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, states: torch.Tensor, unread: torch.Tensor) -> torch.Tensor:
+        return states.detach()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[None, None]:  # type: ignore[override]
+        return None, None
 
 
 def compile_for_any_rows(

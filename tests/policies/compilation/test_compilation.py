@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import functools
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch._functorch.config as functorch
@@ -153,6 +155,22 @@ def test_one_graph_serves_all_layers_with_adapters_and_none_trains_what_is_froze
     for one, other in zip(found[1], wanted[1], strict=True):
         assert (one is None) is (other is None)
         assert one is None or torch.allclose(one, other, rtol=1e-4, atol=1e-6)
+
+
+def test_hidden_states_that_nothing_keeps_are_freed_behind_frozen_embeddings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With --activation_offloading layers keep copies of theirs, in host memory."""
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager"))
+    torch._dynamo.reset()
+    layer = _Layer(nn.Linear(8, 8), nn.Linear(8, 8))
+    compile_layers([layer], widths_vary=False)
+    numbers = np.ones((4, 8), dtype=np.float32)
+    embedded, is_there = torch.from_numpy(numbers), weakref.ref(numbers)
+    with torch.autograd.graph.saved_tensors_hooks(torch.clone, lambda copy: copy):
+        result = layer(embedded)
+    del numbers, embedded
+    assert is_there() is None
+    result.sum().backward()
+    assert all(parameter.grad is not None for parameter in layer.parameters())
 
 
 @torch._dynamo.config.patch(optimize_ddp=True)  # undoes what compile_layers sets
