@@ -202,7 +202,7 @@ class _GradientUnread(torch.autograd.Function):
         return states.detach()
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[None, None]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[None, None]:
         return None, None
 
 
