@@ -24,7 +24,7 @@ from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 
-from tools.network.one_machine import compiles_at_each_start
+from utils.bytecode import compiles_at_each_start, keep_bytecode
 
 ROOT = Path(__file__).resolve().parents[1]
 CACHES = ("TORCHINDUCTOR", "TRITON", "FLASH_ATTENTION_CUTE_DSL")  # as in utils/compiled_code.py
@@ -38,8 +38,11 @@ STARTS = {
 STEPS_PER_EPOCH = 4  # one more than are looked at
 BETWEEN_SAMPLES = 1 << 18  # bytes
 PREPARE = """
-import json, sys, finetuning
+import json, sys
 from pathlib import Path
+from utils.bytecode import keep_bytecode
+keep_bytecode()
+import finetuning
 specs = [spec for module in list(sys.modules.values()) if (spec := vars(module).get("__spec__"))]
 files = {str(spec.cached or spec.origin) for spec in specs}
 files |= {line.split(maxsplit=5)[-1].strip() for line in open("/proc/self/maps") if ".so" in line}
@@ -154,8 +157,10 @@ def main() -> None:
     parser.add_argument("--starts", type=int, choices=range(1, len(STARTS) + 1), default=2)
     parser.add_argument("flags", nargs="*", help="of finetuning.py, after --")
     options = parser.parse_args()
+    keep_bytecode()
     uncompiled = [name for name in ("torch", "transformers") if compiles_at_each_start(name)]
-    bytecode = f"not that of {', '.join(uncompiled)}" if uncompiled else "kept"
+    kept = f"kept in {sys.pycache_prefix}" if sys.pycache_prefix else "kept"
+    bytecode = f"not that of {', '.join(uncompiled)}" if uncompiled else kept
     print(f"torch {version('torch')}, transformers {version('transformers')}, Python's bytecode: {bytecode}")
     with tempfile.TemporaryDirectory() as temporary:
         folder, rows = Path(temporary), options.batch * min(options.steps, STEPS_PER_EPOCH)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable
 
+from utils.bytecode import keep_bytecode
 from utils.progress import say_if_it_lasts
 from utils.quiet import quiet_imports
 
@@ -16,6 +17,7 @@ def begin_imports() -> Callable[[], None]:
     and find none to free. Afterwards it leaves them alone: they stay until the process ends.
     """
     quiet_imports()
+    keep_bytecode()
     said = say_if_it_lasts("importing torch and transformers")
     gc.disable()
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import py_compile
 import socket
-import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -73,17 +71,6 @@ def test_a_machine_that_cannot_train_is_refused(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("NCCL_SOCKET_IFNAME", "ib")
     with pytest.raises(ConfigError, match="NCCL_SOCKET_IFNAME=ib: this node has no such interface"):
         one_machine.check_machine(describe_node([])["versions"], print)
-
-
-def test_a_package_that_python_compiles_at_each_start_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    (tmp_path / "without_bytecode.py").write_text("")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr(sys, "dont_write_bytecode", False)
-    assert not one_machine.compiles_at_each_start("without_bytecode")  # kept at the first import
-    monkeypatch.setattr(sys, "dont_write_bytecode", True)
-    assert one_machine.compiles_at_each_start("without_bytecode")
-    py_compile.compile(str(tmp_path / "without_bytecode.py"))
-    assert not one_machine.compiles_at_each_start("without_bytecode")
 
 
 @pytest.mark.parametrize("endpoint", ["node-0", "node-0:", ":29500", "node-0:http", "node-0:70000", "node-0:0"])

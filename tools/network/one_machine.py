@@ -6,12 +6,11 @@ import os
 import shutil
 import socket
 import subprocess
-import sys
 from collections.abc import Callable, Mapping
-from importlib.util import cache_from_source, find_spec
 from pathlib import Path
 
 from tools.network.names import check_nccl_interfaces
+from utils.bytecode import compiles_at_each_start, keep_bytecode
 from utils.errors import ConfigError, in_one_line
 from utils.units import GIB, readable
 from utils.wording import plural
@@ -34,11 +33,12 @@ def check_machine(versions: Mapping[str, str], say: Callable[[str], None]) -> No
     check_nccl_interfaces()
     shown = ", ".join(f"{name} {versions[name]}" for name in ("torch", "transformers", "peft", "this repository"))
     say(f"checked this machine alone, {socket.gethostname()}: {_devices()}; {shown}")
+    keep_bytecode()  # as a run does
     if uncompiled := [name for name in ("torch", "transformers") if compiles_at_each_start(name)]:
         say(
             f"warning: Python compiles {' and '.join(uncompiled)} anew at each start, ten seconds of it, since it may "
-            "not keep the bytecode; run python -m compileall -q on their folder once, as its owner, and unset "
-            "PYTHONDONTWRITEBYTECODE"
+            "not keep the bytecode; run python -m compileall -q on their folder once, as its owner, or name a folder "
+            "for it that can be written: XDG_CACHE_HOME"
         )
     shared = shared_memory_bytes()
     if shared is not None and shared < _LEAST_SHARED_BYTES:
@@ -47,14 +47,6 @@ def check_machine(versions: Mapping[str, str], say: Callable[[str], None]) -> No
             "more slowly; give the container more (docker run --shm-size 16g)"
         )
     say("to check several machines, give --rdzv_endpoint HOST:PORT of the first on each")
-
-
-def compiles_at_each_start(package: str) -> bool:
-    """Whether a package has no bytecode, and none would be kept when it is imported. It is not imported."""
-    spec = find_spec(package)
-    if spec is None or spec.origin is None or Path(cache_from_source(spec.origin)).exists():
-        return False
-    return sys.dont_write_bytecode or not os.access(Path(spec.origin).parent, os.W_OK)
 
 
 def shared_memory_bytes() -> int | None:
