@@ -77,7 +77,7 @@ class CheckpointSaver:
         self.group = new_host_group()
         self.beside_training = plan.beside_training
         self._thread = ThreadPoolExecutor(1, "checkpoint")
-        self._host_copy = HostCopy()
+        self._host_copy = HostCopy(plan.num_threads)
         self._room: Future[None] | None = None  # memory for that copy, being pinned
         self._in_flight: _Save | None = None
         self._last_began = time.monotonic()
@@ -146,7 +146,7 @@ class CheckpointSaver:
 
         After the first step the optimizer has its states, so host memory for a copy is prepared in the thread.
         """
-        if self.beside_training and not self.plan.full and self._room is None:
+        if self.beside_training and self.plan.saves and not self.plan.full and self._room is None:
             self._room = self._thread.submit(self._host_copy.prepare, self.trained.tensors())
         if self._in_flight is not None and self._in_flight.future.done():
             self.wait()
@@ -210,7 +210,7 @@ class CheckpointSaver:
             if self._room is not None:
                 self._room.result()
             return self._host_copy.take(tensors)
-        except (MemoryError, RuntimeError) as error:
+        except (MemoryError, OSError, RuntimeError) as error:
             self.beside_training = False
             self._host_copy.close()
             self.say(f"async_save: False from now on: {' '.join(str(error).split())[:200]}")

@@ -35,22 +35,37 @@ def plain_region(num_bytes: int) -> Region:
     return Region(torch.empty(num_bytes, dtype=torch.uint8))
 
 
-def pinned_region(num_bytes: int) -> Region:
-    """Pinned memory. Call it in a thread of its own: CUDA keeps the last error of each thread.
+def cleared_pages(num_bytes: int) -> torch.Tensor:
+    """Memory whose pages are found and cleared, as uint8: pinning alone would do that on one core.
 
     Raises:
-        OSError: ENOMEM, if the host has none, or may pin none.
+        OSError: ENOMEM, if the host has none.
     """
     region = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     with suppress(OSError):  # advice that a kernel may not take
         region.madvise(mmap.MADV_HUGEPAGE)  # 2 MiB at a time are found and locked faster
     with suppress(OSError):
         region.madvise(mmap.MADV_DONTFORK)  # a data loader's process must not share pages that the GPU writes
-    memory = torch.frombuffer(region, dtype=torch.uint8)
-    memory.zero_()  # all pages are found and cleared here; pinning alone would do it on one core
+    return torch.frombuffer(region, dtype=torch.uint8).zero_()
+
+
+def pinned_pages(memory: torch.Tensor) -> Region | None:
+    """These pages, pinned; None if CUDA pins none. Call it in a thread of its own: CUDA keeps the last error of each
+    thread."""
     cudart: Any = torch.cuda.cudart()
-    if int(cudart.cudaHostRegister(memory.data_ptr(), num_bytes, _PORTABLE)) == 0:
-        return Region(memory, lambda: cudart.cudaHostUnregister(memory.data_ptr()))
+    if int(cudart.cudaHostRegister(memory.data_ptr(), memory.nbytes, _PORTABLE)):
+        return None
+    return Region(memory, lambda: cudart.cudaHostUnregister(memory.data_ptr()))
+
+
+def pinned_region(num_bytes: int) -> Region:
+    """Pinned memory. Call it in a thread of its own, as `pinned_pages`.
+
+    Raises:
+        OSError: ENOMEM, if the host has none, or may pin none.
+    """
+    if (region := pinned_pages(cleared_pages(num_bytes))) is not None:
+        return region
     # A sandbox may not let user memory be pinned: torch asks the driver for its own, rounded up.
     try:
         return Region(torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True))
