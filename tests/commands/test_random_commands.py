@@ -23,7 +23,7 @@ def test_a_command_is_made_of_its_number_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("first", [0, 15, *(pytest.param(first, marks=pytest.mark.full) for first in (30, 45))])
+@pytest.mark.parametrize("first", [0, *(pytest.param(first, marks=pytest.mark.full) for first in (15, 30, 45))])
 def test_random_commands_finish_or_are_refused_in_one_line(first: int, process_group: ProcessGroup) -> None:
     """Each new setting changes what is drawn: later commands make up for an end that the first ones do not have."""
     missing, count = {"finished", "planned", "refused"}, 15

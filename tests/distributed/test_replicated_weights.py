@@ -69,7 +69,7 @@ def gathered_gb(run: Path) -> float:
     return float(next(e["all_gather_sent_gb"] for e in read_metrics(run) if e["event"] == "communication"))
 
 
-@pytest.mark.parametrize("case", slow_but(3, list(CASES)))
+@pytest.mark.parametrize("case", slow_but(3, list(CASES), num_slow=4))
 def test_a_run_with_whole_weights_has_the_bits_of_the_sharded_one_and_gathers_less(case: str, runs: Made) -> None:
     assert_bit_equal(runs[case, NUM_LAYERS], runs[case, 0])
     assert gathered_gb(runs[case, NUM_LAYERS]) < gathered_gb(runs[case, 0])

@@ -82,7 +82,7 @@ def references(tiny_model: Path) -> Made:
     [
         ((2, 1, 4), "packing"),
         pytest.param((1, 2, 4), "padding", marks=pytest.mark.slow),
-        pytest.param((1, 8, 1), "packing", marks=pytest.mark.slow),
+        pytest.param((1, 8, 1), "packing", marks=pytest.mark.full),
     ],
     ids=str,
 )

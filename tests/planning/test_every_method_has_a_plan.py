@@ -72,8 +72,7 @@ def test_every_loss_has_a_plan(hardware: Hardware, models: Path) -> None:
     "first",
     [
         0,
-        pytest.param(15, marks=pytest.mark.slow),
-        *(pytest.param(first, marks=pytest.mark.full) for first in (30, 45, 60)),
+        *(pytest.param(first, marks=pytest.mark.full) for first in (15, 30, 45, 60)),
     ],
 )
 def test_ways_of_training_drawn_at_random_have_a_plan_or_are_refused(first: int, models: Path) -> None:

@@ -96,7 +96,7 @@ def one_step(model: nn.Module, seed: int, width: int) -> list[torch.Tensor]:
     return [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
 
 
-@pytest.mark.parametrize("name", slow_but(1, ["qwen3_moe", "llama", "gemma3", "gpt_oss"]))
+@pytest.mark.parametrize("name", slow_but(1, ["qwen3_moe", "gemma3", "llama", "gpt_oss"], num_slow=1))
 def test_layers_that_pass_are_compiled_once_for_all_batches_and_the_trial_leaves_nothing(name: str) -> None:
     model = make(name, torch.bfloat16)
     before, state = {n: t.clone() for n, t in model.state_dict().items()}, torch.get_rng_state()
@@ -141,7 +141,7 @@ class _Wrong(torch.autograd.Function):
         return 1.1 * gradient
 
 
-@pytest.mark.parametrize("wrong", slow_but(1, ["gradient", "mask", "number"]))
+@pytest.mark.parametrize("wrong", slow_but(1, ["gradient", "mask", "number"], num_slow=1))
 def test_a_mistake_in_compiled_code_is_found(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = make("qwen3_moe", torch.bfloat16)
     layer: Any = model.get_submodule("model.layers.3.self_attn.o_proj")

@@ -23,7 +23,7 @@ def flags_for(model: Path, data: Path, output: Path) -> list[str]:
     return [*flags, "--batching_strategy", "packing", "--context_length", "128", "--save_every_steps", "2"]
 
 
-@pytest.mark.parametrize("num_ranks", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("num_ranks", [1, pytest.param(2, marks=pytest.mark.full)])
 def test_a_vision_encoder_that_fails_is_alone_uncompiled(
     num_ranks: int, tmp_path: Path, process_group: ProcessGroup
 ) -> None:

@@ -63,8 +63,10 @@ def test_a_resumed_run_goes_on_bit_for_bit_with_adapters_that_drop_out(
     assert stopped == whole
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("mode", "mistake"), [*((mode, "") for mode in MODES), *(("full", one) for one in MISTAKES)])
+TRIED = [("full", ""), *(("full", mistake) for mistake in MISTAKES), *((mode, "") for mode in MODES if mode != "full")]
+
+
+@pytest.mark.parametrize(("mode", "mistake"), slow_but(0, TRIED, num_slow=3))
 def test_compiled_layers_in_tiles_pass_their_trial_and_wrong_ones_do_not(
     mode: str, mistake: str, tiny_model: Path, samples: Path, tmp_path: Path, process_group: ProcessGroup
 ) -> None:
