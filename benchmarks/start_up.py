@@ -38,11 +38,8 @@ STARTS = {
 STEPS_PER_EPOCH = 4  # one more than are looked at
 BETWEEN_SAMPLES = 1 << 18  # bytes
 PREPARE = """
-import json, sys
+import json, sys, finetuning
 from pathlib import Path
-from utils.bytecode import keep_bytecode
-keep_bytecode()
-import finetuning
 specs = [spec for module in list(sys.modules.values()) if (spec := vars(module).get("__spec__"))]
 files = {str(spec.cached or spec.origin) for spec in specs}
 files |= {line.split(maxsplit=5)[-1].strip() for line in open("/proc/self/maps") if ".so" in line}
@@ -157,7 +154,7 @@ def main() -> None:
     parser.add_argument("--starts", type=int, choices=range(1, len(STARTS) + 1), default=2)
     parser.add_argument("flags", nargs="*", help="of finetuning.py, after --")
     options = parser.parse_args()
-    keep_bytecode()
+    keep_bytecode()  # for all processes that this one starts
     uncompiled = [name for name in ("torch", "transformers") if compiles_at_each_start(name)]
     kept = f"kept in {sys.pycache_prefix}" if sys.pycache_prefix else "kept"
     bytecode = f"not that of {', '.join(uncompiled)}" if uncompiled else kept
