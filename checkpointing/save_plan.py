@@ -19,7 +19,6 @@ from configs.fsdp import FsdpConfig
 from configs.train_settings.results import DEFAULT_KEEP_LAST
 from configs.training import TrainConfig
 from policies.optimizers.build import state_bytes
-from policies.pinned_memory import num_threads
 from ranks.agreement import named
 from ranks.collectives import gather_to_all, on_rank_zero
 from ranks.environment import Environment
@@ -40,7 +39,6 @@ class SavePlan:
     beside_training: bool  # training goes on while one is written
     num_bytes: int  # of one checkpoint
     copies_optimizer: bool  # into the copy of the final state (--dist_checkpoint_root_folder)
-    num_threads: int  # that pin host memory for a copy
 
     @property
     def saves(self) -> bool:
@@ -83,7 +81,6 @@ def plan_saves(
         beside_training=beside_training,
         num_bytes=size,
         copies_optimizer=train.save_optimizer,
-        num_threads=num_threads(env.local_world_size),
     )
     return plan, disk_notes + place_notes + memory_notes
 

@@ -77,7 +77,7 @@ class CheckpointSaver:
         self.group = new_host_group()
         self.beside_training = plan.beside_training
         self._thread = ThreadPoolExecutor(1, "checkpoint")
-        self._host_copy = HostCopy(plan.num_threads)
+        self._host_copy = HostCopy()
         self._room: Future[None] | None = None  # memory for that copy, being pinned
         self._in_flight: _Save | None = None
         self._last_began = time.monotonic()

@@ -21,8 +21,7 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -32,14 +31,9 @@ from torch.optim import Optimizer
 from configs.fsdp import FsdpConfig
 from policies.optimizers.host_optimizer import HostOptimizer
 from policies.optimizers.host_updates import Bucket
-from policies.pinned_memory import Region, num_threads, region_maker
+from policies.pinned_memory import TensorsOnHost, region_maker
 from ranks.environment import Environment
-from utils.local_tensors import local_tensor, plain_tensor
-
-REGION_BYTES = 2**30
-"""Of host memory that is pinned at once, by one of several threads."""
-
-ALIGNED = 64  # tensors start at multiples of this, as torch's own do
+from utils.local_tensors import local_tensor
 
 
 class CPUOffloadOptimizer(HostOptimizer):
@@ -63,7 +57,7 @@ class CPUOffloadOptimizer(HostOptimizer):
         groups = list(groups)
         parameters = [parameter for group in groups for parameter in group["params"]]
         self._device = local_tensor(parameters[0]).device
-        copies = TensorsOnHost(2 * parameters, self._device)
+        copies = TensorsOnHost(2 * parameters, region_maker(self._device))
         self._gradients = dict(zip(parameters, copies.tensors[len(parameters) :], strict=True))
         self._current: set[nn.Parameter] = set()  # parameters whose copies are up to date
         self._on_host = copies  # owns the memory
@@ -134,35 +128,6 @@ class CPUOffloadOptimizer(HostOptimizer):
 def _arrived(optimizer: CPUOffloadOptimizer | None, parameter: nn.Parameter) -> None:
     if optimizer is not None:
         optimizer.gradient_arrived(parameter)
-
-
-class TensorsOnHost:
-    """Empty tensors like some parameters in host memory, sharded alike; pinned if these are on a GPU.
-
-    They lie side by side in a few regions, so none is rounded up.
-    """
-
-    @torch.no_grad()
-    def __init__(self, parameters: Sequence[nn.Parameter], device: torch.device) -> None:
-        self.tensors = [torch.empty_like(plain_tensor(parameter), device="cpu") for parameter in parameters]
-        places, sizes = list[tuple[int, int]](), [0]
-        for local in map(local_tensor, self.tensors):
-            if sizes[-1] >= REGION_BYTES:
-                sizes.append(0)
-            places.append((len(sizes) - 1, sizes[-1]))
-            sizes[-1] += -(-local.nbytes // ALIGNED) * ALIGNED
-        with ThreadPoolExecutor(num_threads()) as executor:
-            self._regions = [*executor.map(region_maker(device), (max(size, ALIGNED) for size in sizes))]
-        weakref.finalize(self, _release, self._regions).atexit = False
-        for tensor, (region, start) in zip(self.tensors, places, strict=True):
-            local = local_tensor(tensor)
-            storage = self._regions[region].memory.untyped_storage()
-            local.set_(storage, start // local.element_size(), local.size(), local.stride())
-
-
-def _release(regions: list[Region]) -> None:
-    for region in regions:
-        region.release()
 
 
 def share_out_cores(fsdp: FsdpConfig, env: Environment) -> list[str]:

@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
+from policies import pinned_memory
 from policies.activations.host_pool import HostMemoryError, HostPool
-from policies.pinned_memory import num_threads, pinned_region, region_maker
+from policies.pinned_memory import TensorsOnHost, num_threads, pinned_or_plain_region, pinned_region, region_maker
 from utils.memory_errors import what_ran_out
 
 SIZE = 3 * 2**20 + 4096
@@ -54,6 +56,14 @@ def test_torch_pins_where_cuda_registers_no_memory_of_others(monkeypatch: pytest
     assert [call[0] for call in calls] == ["register"]
 
 
+def test_memory_that_need_not_be_pinned_is_plain_and_of_its_exact_size_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = with_cudart(monkeypatch, 801)
+    region = pinned_or_plain_region(SIZE)
+    assert (region.memory.numel(), int(region.memory.sum())) == (SIZE, 0)
+    region.release()
+    assert [call[0] for call in calls] == ["register"]
+
+
 def test_host_memory_that_cannot_be_pinned_is_not_taken_for_a_full_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*given: Any, **more: Any) -> torch.Tensor:
         raise torch.AcceleratorError("CUDA error: out of memory\nCUDA kernel errors might be reported")
@@ -72,3 +82,16 @@ def test_host_memory_that_cannot_be_pinned_is_not_taken_for_a_full_gpu(monkeypat
 def test_without_a_gpu_memory_is_plain_and_ranks_share_the_cores() -> None:
     assert region_maker(torch.device("cpu"))(100).memory.numel() == 100
     assert num_threads(10**6) == 1
+
+
+def test_tensors_on_the_host_lie_side_by_side_and_do_not_overlap(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pinned_memory, "REGION_BYTES", 200)
+    shapes = [(3, 5), (1,), (0,), (64,), (7, 3), (33,)]
+    parameters = [nn.Parameter(torch.empty(shape, dtype=torch.bfloat16)) for shape in shapes]
+    found = TensorsOnHost(parameters, region_maker(torch.device("cpu")))
+    for value, tensor in enumerate(found.tensors):
+        tensor.fill_(value)
+    for value, (tensor, parameter) in enumerate(zip(found.tensors, parameters, strict=True)):
+        assert torch.equal(tensor, torch.full_like(parameter, value))
+        assert tensor.data_ptr() % 2 == 0
+    assert [region.memory.numel() for region in found._regions] == [256, 192]

@@ -19,13 +19,12 @@ from torch.optim import SGD, AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 import policies.optimizers.host_optimizer as host_optimizer
-import policies.optimizers.offload as optimizer_offload
 from configs.flags import parse_flags
 from policies.clipping import clip_grad_norm
 from policies.optimizers.anyprecision import AnyPrecisionAdamW
 from policies.optimizers.build import build_optimizer
 from policies.optimizers.host_optimizer import last_gradients
-from policies.optimizers.offload import CPUOffloadOptimizer, TensorsOnHost
+from policies.optimizers.offload import CPUOffloadOptimizer
 from reporting.memory_ledger import optimizer_tensors
 
 OPTIMIZERS: dict[str, Callable[[Any], Optimizer]] = {
@@ -167,19 +166,6 @@ def test_an_error_in_an_update_reaches_the_step() -> None:
         loss_of(model, 0).backward()
     with pytest.raises(ValueError, match="no step"):
         optimizer.step()
-
-
-def test_tensors_on_the_host_lie_side_by_side_and_do_not_overlap(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(optimizer_offload, "REGION_BYTES", 200)
-    shapes = [(3, 5), (1,), (0,), (64,), (7, 3), (33,)]
-    parameters = [nn.Parameter(torch.empty(shape, dtype=torch.bfloat16)) for shape in shapes]
-    found = TensorsOnHost(parameters, torch.device("cpu"))
-    for value, tensor in enumerate(found.tensors):
-        tensor.fill_(value)
-    for value, (tensor, parameter) in enumerate(zip(found.tensors, parameters, strict=True)):
-        assert torch.equal(tensor, torch.full_like(parameter, value))
-        assert tensor.data_ptr() % 2 == 0
-    assert [region.memory.numel() for region in found._regions] == [256, 192]
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
