@@ -147,6 +147,11 @@ for name, flags, documents in (("", [], "get_rows"), ("-packed", [], "get_docume
 # Padded rows that windows cut: by the kernel, and with transformers' dense masks.
 for name, flags in (("", ["--batching_strategy", "padding"]), ("-masks", EAGER)):
     ROWS[f"windows-padded{name}"] = Workload("tinyllama-windows", 2, 4096, [*COMPILED, *flags])
+# A small model and padded rows: the host cannot start kernels as fast as the GPU computes them.
+for micro_batch in (4, 16, 32):
+    ROWS[f"qwen2.5-0.5b-padded-{micro_batch}rows"] = Workload(
+        "qwen2.5-0.5b", micro_batch, 1024, ["--batching_strategy", "padding"], dataset_function=DOCUMENTS
+    )
 ROWS |= LONG_ROWS
 SUITES = {
     "shared-rows": [f"llama8b-shared-{length}-{n}" for length in (65536, 131072) for n in (1, 2)],
@@ -161,12 +166,14 @@ SUITES = {
     "preferences": [f"qwen3-8b-dpo-lora{lengths}{kept}" for lengths in ("", "-uneven") for kept in ("", "-off")],
     "today": [*TODAY, "gpt-oss-lora-packed"],
     "packed": ["tinyllama-packed", "tinyllama-packed-dense", "tinyllama-full-compiled"],
+    "small": [name for name in ROWS if name.startswith("qwen2.5-0.5b")],
     "13b": [name for name in ROWS if name.startswith("llama13b")],
     "layouts": ["tinyllama-full-compiled", *(name for name in ROWS if name.startswith("llama8b"))],
 }
 # Float8 next to bf16. Over four GPUs weights are gathered in float8: llama8b-full-4-full_shard-tensorwise.
 for name, recipe in product(
-    ("tinyllama-full-compiled", "llama8b-full", "llama8b-lora", "llama8b-full-4-full_shard"), ("tensorwise", "rowwise")
+    ("tinyllama-full-compiled", "llama8b-full", "llama8b-full-batch8", "llama8b-lora", "llama8b-full-4-full_shard"),
+    ("tensorwise", "rowwise"),
 ):
     ROWS[f"{name}-{recipe}"] = replace(ROWS[name], flags=[*ROWS[name].flags, "--float8", recipe])
 SUITES["float8"] = [

@@ -171,6 +171,19 @@ TODAY["gemma3-4b"] = {
     "max_position_embeddings": 131072,
     "tie_word_embeddings": True,
 }
+# Qwen2.5-0.5B (Qwen team, 2024), from its published config.json
+TODAY["qwen2.5-0.5b"] = {
+    "model_type": "qwen2",
+    "architectures": ["Qwen2ForCausalLM"],
+    "hidden_size": 896,
+    "intermediate_size": 4864,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 14,
+    "num_key_value_heads": 2,
+    "vocab_size": 151936,
+    "max_position_embeddings": 32768,
+    "tie_word_embeddings": True,
+}
 TODAY["qwen3-30b-a3b-16layers"] = TODAY["qwen3-30b-a3b"] | {"num_hidden_layers": 16}
 TODAY["gpt-oss-20b-12layers"] = TODAY["gpt-oss-20b"] | {"num_hidden_layers": 12}
 
