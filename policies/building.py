@@ -33,6 +33,7 @@ from policies.text_scores import new_parts
 from policies.weights.materialise import find_weights
 from policies.wrapping import find_layers, outermost
 from ranks.environment import Environment, print_rank_zero
+from utils.cudnn_attention import leave_out_cudnn
 from utils.device import DeviceFacts
 
 
@@ -156,6 +157,8 @@ def build_for_training(
         ConfigError: on every rank, if the model cannot be built, read or trained so.
     """
     started = time.perf_counter()
+    if config.train_config.batching_strategy == "padding":
+        leave_out_cudnn()
     empty = build_empty(
         config,
         model_config,

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from data.tokens.labels import IGNORE_INDEX
+from utils.cudnn_attention import without_cudnn
 from utils.errors import ConfigError
 from utils.positions import positions_of
 from utils.wording import plural
@@ -163,6 +164,7 @@ def answer_of(
     return GeneratedAnswer(processor.decode(new_tokens, skip_special_tokens=True).strip(), is_cut)
 
 
+@without_cudnn()
 def generate_tokens(
     model: GeneratingModel, inputs: Mapping[str, torch.Tensor], settings: GenerationSettings, *, in_step: bool
 ) -> torch.Tensor:

@@ -14,6 +14,7 @@ from torch import nn
 
 from policies.tiling.compiled import AROUND_TILES, compile_around_tiles
 from policies.tiling.tiles import tiled_parts
+from utils.cudnn_attention import tag_of_kernels
 from utils.errors import ConfigError, RunError, in_one_line
 from utils.memory_errors import what_ran_out
 
@@ -150,6 +151,7 @@ def set_compiler(*, falls_back: bool) -> None:
     # builds C++ kernels. On a GPU's machine that takes a minute, if there is a C++ compiler.
     torch._dynamo.config.specialize_float = True
     torch.compiler.config.dynamic_sources = OFFSETS_OF_ROWS
+    torch.compiler.config.cache_key_tag = tag_of_kernels()
     # For graphs of whole models torch bans recomputing what ends a chain of a hundred operators. In a layer's graph
     # that keeps the inputs of an adapter after dropout: of Llama-3.1-8B 28 KiB per token and layer, a quarter of all.
     functorch.ban_recompute_long_fusible_chains = False
