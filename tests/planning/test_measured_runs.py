@@ -1,4 +1,4 @@
-"""Plans in closed form against peaks that were measured on H200s (docs/performance.md)."""
+"""Plans in closed form against peaks that were measured on H200s (docs/planning.md)."""
 
 from __future__ import annotations
 
