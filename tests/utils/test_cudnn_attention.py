@@ -17,9 +17,12 @@ from utils.cudnn_attention import leave_out_cudnn, tag_of_kernels, without_cudnn
 
 
 @pytest.fixture(autouse=True)
-def _allowed_again() -> Iterator[None]:
-    yield
+def _allowed() -> Iterator[None]:
+    """A run in this process may have left it out."""
+    before = torch.backends.cuda.cudnn_sdp_enabled()
     torch.backends.cuda.enable_cudnn_sdp(True)
+    yield
+    torch.backends.cuda.enable_cudnn_sdp(before)
 
 
 def test_it_is_left_out_of_a_context_alone_also_if_that_fails() -> None:
