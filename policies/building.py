@@ -157,7 +157,7 @@ def build_for_training(
         ConfigError: on every rank, if the model cannot be built, read or trained so.
     """
     started = time.perf_counter()
-    if config.train_config.batching_strategy == "padding":
+    if config.train_config.batching_strategy == "padding":  # batches have many widths
         leave_out_cudnn()
     empty = build_empty(
         config,

@@ -39,7 +39,6 @@ from tasks.generation import (
 from tasks.listening import listening
 from tasks.micro_batch import BatchShape, offsets_of
 from tasks.task import BatchForm, Task
-from utils.cudnn_attention import without_cudnn
 from utils.errors import ConfigError
 
 
@@ -136,7 +135,6 @@ class CausalLM(Task[CausalMicroBatch]):
         return {name: getattr(batch, name) for name in names} | offsets_of(batch)
 
     @torch.no_grad()
-    @without_cudnn()
     def generate(
         self,
         model: GeneratingModel,

@@ -31,11 +31,9 @@ from tasks.image_batches import prompts_of_images
 from tasks.image_reading import end_id
 from tasks.image_rows import RowsOfImages
 from tasks.image_sample_batches import ImageSampleCollator
-from utils.cudnn_attention import without_cudnn
 from utils.errors import ConfigError
 
 
-@without_cudnn()
 def answer_about(model: GeneratingModel, processor: Any, prompt: str, settings: AnswerSettings) -> GeneratedAnswer:
     """The text that the model writes about the image of the settings: as `tasks.task.Task.generate`.
 

@@ -39,7 +39,6 @@ from tasks.listening import listening
 from tasks.micro_batch import BatchShape
 from tasks.seq2seq_batches import Seq2SeqCollator, Seq2SeqMicroBatch, seq2seq_meta_batch
 from tasks.task import BatchForm, Task
-from utils.cudnn_attention import without_cudnn
 from utils.errors import ConfigError
 
 FAMILIES = ("bart", "mt5", "pegasus", "t5")
@@ -168,7 +167,6 @@ class Seq2SeqLM(Task[Seq2SeqMicroBatch]):
         return sequence._replace(input_ids=sequence.input_ids[:num_tokens], labels=sequence.labels[:num_labels])
 
     @torch.no_grad()
-    @without_cudnn()
     def generate(
         self,
         model: GeneratingModel,

@@ -41,7 +41,6 @@ from policies.loss.summed_loss import use_summed_loss
 from tasks.task import BatchForm
 from tools.answering.loading import LoadedModel, load
 from tools.ending import status_of
-from utils.cudnn_attention import without_cudnn
 from utils.errors import ConfigError
 from utils.positions import positions_of
 from utils.printing import print_line
@@ -129,7 +128,6 @@ def _windows(
 
 
 @torch.no_grad()
-@without_cudnn()
 def _of_batch(some: list[TokenSequence], collate: Any, loaded: LoadedModel, top_k: int) -> list[LikelyTokens]:
     batch = collate([[sequence] for sequence in some]).to(loaded.model.device)
     targets = {"targets": batch.targets, "target_positions": batch.target_positions, "top_k": top_k}

@@ -13,6 +13,7 @@ from torch.nn import functional
 from tests.helpers.attention_calls import noting_attention
 from tests.helpers.generated import GENERATE, flags, write_rows
 from tests.helpers.processes import ProcessGroup
+from tools.answering.loading import load
 from utils.cudnn_attention import leave_out_cudnn, tag_of_kernels, without_cudnn
 
 
@@ -62,6 +63,11 @@ def test_rows_of_many_widths_and_generated_tokens_do_without(
     assert (False, True) in found  # a token that was generated
     assert (True, True) not in found
     assert ((True, False) in found) == trains_with_it
+
+
+def test_a_tool_that_answers_does_without(tiny_model: Path) -> None:
+    load(tiny_model, None)
+    assert not torch.backends.cuda.cudnn_sdp_enabled()
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

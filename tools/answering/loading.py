@@ -18,6 +18,7 @@ from run_folder.other_runs import run_folder_of
 from run_folder.run_yaml import first_date
 from tasks.task import Task
 from tools.model_class import task_of
+from utils.cudnn_attention import leave_out_cudnn
 from utils.errors import ConfigError
 from utils.printing import print_line
 
@@ -37,6 +38,7 @@ def load(path: Path, base: str | None, image: Path | None = None) -> LoadedModel
     Raises:
         ConfigError: if there is none, it is not whole, or it does not write about images as it is asked to.
     """
+    leave_out_cudnn()  # texts and answers have all lengths
     source = open_source(path, base)
     source.check(lambda num_bytes: None)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
