@@ -32,7 +32,8 @@ from transformers.models.auto.modeling_auto import (
     MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
 )
 
-from benchmarks.families.measured_losses import Cell, OwnLossError, make_model, make_samples, measure, own_losses
+from benchmarks.families.measured_losses import Cell, OwnLossError, make_samples, measure, own_losses
+from benchmarks.families.random_weights import make_random_model
 from benchmarks.families.tiny_configs import tiny_config
 from utils.errors import in_one_line
 
@@ -74,7 +75,7 @@ def measure_family(kind: str, family: str) -> FamilyRow:
         return FamilyRow(kind, family, {}, "not built so small: a part of it stays large")
     samples = make_samples(apart=kind == "seq2seq")
     try:
-        own = own_losses(make_model(auto_model, config), samples)
+        own = own_losses(make_random_model(auto_model, config), samples)
     except OwnLossError as error:
         own, failed = [], f"transformers' own loss fails: {error}"
     batchings = BATCHINGS if kind == "causal" else BATCHINGS[:1]

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
 from transformers import AutoModelForImageTextToText
 
 from benchmarks.families.image_grids import (
@@ -34,7 +33,7 @@ from benchmarks.families.image_parts import (
     square,
     tokenizer_with,
 )
-from benchmarks.families.random_weights import set_weights
+from benchmarks.families.random_weights import make_random_model
 from data.processors.without_videos import for_images
 
 
@@ -58,9 +57,7 @@ def save_family(family: ImageFamily, folder: Path) -> None:
     """Save the tiny model and its processor."""
     config, processor = family.make()
     processor.chat_template = chat_template(family.placeholder)
-    model = AutoModelForImageTextToText.from_config(config, dtype=torch.float32)
-    set_weights(model)
-    model.save_pretrained(folder)
+    make_random_model(AutoModelForImageTextToText, config).save_pretrained(folder)
     processor.save_pretrained(folder)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -12,7 +11,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from benchmarks.families.random_weights import set_weights
+from benchmarks.families.random_weights import make_random_model
 from benchmarks.families.tiny_configs import VOCAB
 from configs.flags import parse_flags
 from data.batches.padding import PaddedWidth
@@ -60,15 +59,6 @@ class Cell:
     @property
     def is_right(self) -> bool:
         return bool(self.refused) or (self.apart is not None and self.apart <= TOLERANCE)
-
-
-def make_model(auto_model: Any, config: Any, **options: Any) -> Any:
-    """The model in fp32, with random weights."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        model = auto_model.from_config(copy.deepcopy(config), dtype=torch.float32, **options)
-    set_weights(model)
-    return model.eval()
 
 
 def make_samples(*, apart: bool) -> list[TokenSequence]:
@@ -134,7 +124,7 @@ def _measure(family: str, config: Any, auto_model: Any, own: list[float], batchi
     precision, _ = resolve_precision(train, settings.fsdp_config, CPU)
     if packing:
         keep_documents_apart(settings, config, precision, CPU)
-    model = make_model(auto_model, config, **attention_settings(train, config))
+    model = make_random_model(auto_model, config, **attention_settings(train, config))
     task.check_model(model, family)
     if task.PACKS:
         use_offsets_in_states(model, CPU, packed=packing)

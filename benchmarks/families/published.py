@@ -6,11 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 import yaml
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from benchmarks.families.random_weights import set_weights
+from benchmarks.families.random_weights import make_random_model
 from tools.make_tiny_model import DEFAULT_DATA, make_tokenizer, read_texts
 from utils.compat import list_text_model
 
@@ -62,7 +61,5 @@ def save_tiny(published: PublishedModel, folder: Path) -> None:
     tokenizer = make_tokenizer(read_texts(DEFAULT_DATA), VOCAB)
     config = published.tiny_config(len(tokenizer))
     list_text_model(config)
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    set_weights(model)
-    model.save_pretrained(folder)
+    make_random_model(AutoModelForCausalLM, config).save_pretrained(folder)
     tokenizer.save_pretrained(folder)

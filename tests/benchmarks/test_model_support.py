@@ -9,8 +9,11 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+import torch
+from transformers import AutoModelForCausalLM
 
 from benchmarks.families.published import read_published
+from benchmarks.families.random_weights import make_random_model
 from benchmarks.families.support_cells import COLUMNS, SupportCell
 from benchmarks.model_support import main, measure_missing, print_table, read_cells
 from tests.helpers.processes import ROOT, ProcessGroup
@@ -41,6 +44,16 @@ def test_a_family_of_each_kind_trains_as_transformers_computes_it(
     assert outcome.status == 0, outcome.stdout + outcome.stderr
     cells = read_cells(results)
     assert all(cells[family, column].apart is not None for column in MEASURED)
+
+
+def test_a_tiny_model_is_always_the_same() -> None:
+    """Delta nets draw vectors, too; with others in each process, a choice of experts is at times one of a tie."""
+    config = read_published()["qwen3_next"].tiny_config(97)
+    torch.manual_seed(1)
+    one = make_random_model(AutoModelForCausalLM, config).state_dict()
+    torch.manual_seed(2)
+    other = make_random_model(AutoModelForCausalLM, config).state_dict()
+    torch.testing.assert_close(other, one, rtol=0, atol=0)
 
 
 def test_published_structures_are_kept() -> None:
