@@ -19,6 +19,7 @@ from planning.memory.row_lengths import RowLengths
 from planning.memory.sharded_bytes import add_statistics
 from planning.model.planned_model import PlannedModel, with_checkpointing
 from policies.activations.host_pool import chunk_bytes
+from policies.loss.summed_loss import some_chunks
 from policies.tiling.tiles import some_tiles
 from policies.wrapping import find_layers, outermost
 from tasks.micro_batch import MicroBatch
@@ -134,7 +135,8 @@ def _measured_pass(
     layers = outermost(find_layers(planned.adapted.base))
     seeing = vision_layers(planned.adapted.base, layers) if planned.resolved.policies.vision_as_written else []
     as_written = set(map(id, seeing))
-    with some_tiles(model), pass_on_meta(planned, card, num_rows, widths, rows, trains=trains) as (batch, loss):
+    of_card = pass_on_meta(planned, card, num_rows, widths, rows, trains=trains)
+    with some_tiles(model), some_chunks(model), of_card as (batch, loss):
         return measure_pass(
             model,
             layers,

@@ -17,6 +17,8 @@ def loss_with_gradients(
     logits_of: Callable[[torch.Tensor], torch.Tensor],
     loss_of: Callable[[torch.Tensor, Any], torch.Tensor],
     loss_grad: float | None,
+    *,
+    num_left_out: int = 0,
 ) -> torch.Tensor:
     """The summed loss of all chunks. Its gradients are computed here, for `hidden` and for all that the head trains.
 
@@ -30,13 +32,18 @@ def loss_with_gradients(
         loss_of: logits, targets -> fp32 scalar.
         loss_grad: the gradient of the loss that `backward` will bring. If it brings another one, one of the gradients
             becomes NaN. None: not known; `backward` multiplies gradients by it, which rounds them once more.
+        num_left_out: chunks, after the second, whose gradients get room but no values: a plan needs no more.
 
     Returns:
         fp32 scalar. It has one backward pass; another one, or a second derivative, raises RuntimeError.
     """
     sums, losses, leaves = _GradientSums(), list[torch.Tensor](), list[torch.Tensor]()
     hidden_grads: list[torch.Tensor] = []
-    for part, targets in chunks:
+    left_out = range(2, 2 + num_left_out)
+    for place, (part, targets) in enumerate(chunks):
+        if place in left_out:
+            hidden_grads += [torch.empty_like(part)] if hidden.requires_grad else []
+            continue
         inputs = part.detach().requires_grad_(hidden.requires_grad)
         with sums:
             # A view, since hooks on the inputs of modules (torch's flop counter has some) do not take leaves here.

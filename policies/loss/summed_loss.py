@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -86,6 +87,31 @@ class WantedTokens(NamedTuple):
         return [WantedTokens(*parts) for parts in zip(*fields, strict=True)]
 
 
+@dataclass
+class LossChunks:
+    """How the loss of a model is cut: the model's `loss_chunks`."""
+
+    tokens: int  # whose logits are held at a time; 0: all
+    only_some: bool = False  # see `some_chunks`
+
+
+@contextmanager
+def some_chunks(model: nn.Module) -> Iterator[None]:
+    """Inside this context a sum computes four chunks, two at each end; room is made for the gradients of all.
+
+    A plan of memory needs no others, as it needs few tiles (`policies.tiling.tiles.some_tiles`). Two at the end, since
+    the last one may be smaller than the others.
+    """
+    cuts: list[LossChunks] = [part.loss_chunks for part in model.modules() if hasattr(part, "loss_chunks")]
+    for chunks in cuts:
+        chunks.only_some = True
+    try:
+        yield
+    finally:
+        for chunks in cuts:
+            chunks.only_some = False
+
+
 def use_summed_loss(
     model: PreTrainedModel,
     backbone: Sequence[nn.Module],
@@ -130,6 +156,8 @@ def use_summed_loss(
         cross_entropy: computes what `summed_cross_entropy` does; compiled, it reads and writes a chunk's logits once.
     """
     own_forward, decoder = model.forward, _Backbone(backbone[-1])
+    cut: Any = LossChunks(chunk_size)
+    model.loss_chunks = cut
     in_training: dict[str, Any] = {"label_smoothing": label_smoothing, "by_probability": by_probability}
     # The logits of routers, for a loss that is not computed there (policies/routing/), would only be kept.
     collects = getattr(model.config.get_text_config(), "output_router_logits", False)
@@ -178,7 +206,7 @@ def use_summed_loss(
             if model.training
             else WantedTokens(targets)
         )
-        size = chunk_size or max(1, targets.numel())  # an empty micro-batch has no targets; split() needs 1 at least
+        size = cut.tokens or max(1, targets.numel())  # an empty micro-batch has no targets; split() needs 1 at least
         chunks = list(zip(hidden.split(size, dim=1), wanted.split(size), strict=True))
         plain = [(inputs, part.ids) for inputs, part in chunks]
         if top_k:
@@ -189,8 +217,10 @@ def use_summed_loss(
         with compilation_named("the cross-entropy", "--compile"):
             if objective is not None:
                 return loss_by_objective(hidden, plain, logits_of, cross_entropy, objective, loss_grad)
+            left_out = chunks[2:-2] if cut.only_some else []
             if torch.is_grad_enabled():
-                return loss_with_gradients(hidden, chunks, logits_of, loss_of, loss_grad)
+                return loss_with_gradients(hidden, chunks, logits_of, loss_of, loss_grad, num_left_out=len(left_out))
+            chunks = [*chunks[:2], *chunks[-2:]] if left_out else chunks
             if reduction == "figures":
                 return torch.stack([_figures(logits_of(inputs), part, loss_of) for inputs, part in chunks]).sum(0)
             return torch.stack([loss_of(logits_of(inputs), part) for inputs, part in chunks]).sum()
