@@ -102,14 +102,14 @@ def some_chunks(model: nn.Module) -> Iterator[None]:
     A plan of memory needs no others, as it needs few tiles (`policies.tiling.tiles.some_tiles`). Two at the end, since
     the last one may be smaller than the others.
     """
-    cuts: list[LossChunks] = [part.loss_chunks for part in model.modules() if hasattr(part, "loss_chunks")]
-    for chunks in cuts:
-        chunks.only_some = True
+    parts: list[Any] = [part for part in model.modules() if hasattr(part, "loss_chunks")]
+    for part in parts:
+        part.loss_chunks.only_some = True
     try:
         yield
     finally:
-        for chunks in cuts:
-            chunks.only_some = False
+        for part in parts:
+            part.loss_chunks.only_some = False
 
 
 def use_summed_loss(
@@ -155,9 +155,8 @@ def use_summed_loss(
             if targets have one; the rest is cross-entropy.
         cross_entropy: computes what `summed_cross_entropy` does; compiled, it reads and writes a chunk's logits once.
     """
-    own_forward, decoder = model.forward, _Backbone(backbone[-1])
-    cut: Any = LossChunks(chunk_size)
-    model.loss_chunks = cut
+    own_forward, decoder, cut = model.forward, _Backbone(backbone[-1]), LossChunks(chunk_size)
+    model.loss_chunks = cut  # type: ignore[assignment]
     in_training: dict[str, Any] = {"label_smoothing": label_smoothing, "by_probability": by_probability}
     # The logits of routers, for a loss that is not computed there (policies/routing/), would only be kept.
     collects = getattr(model.config.get_text_config(), "output_router_logits", False)

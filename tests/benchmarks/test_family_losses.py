@@ -10,6 +10,7 @@ import pytest
 import transformers
 
 from benchmarks.families import measured_losses
+from benchmarks.families.random_weights import make_random_model
 from benchmarks.families.tiny_configs import tiny_config
 from benchmarks.family_losses import FamilyRow, measure_family, measure_missing, read_rows
 
@@ -42,7 +43,7 @@ def test_a_model_with_labels_in_sight_is_refused_and_one_with_another_loss_is_wr
     both_ways.is_causal = False
     auto_model = transformers.AutoModelForCausalLM
     own = measured_losses.own_losses(
-        measured_losses.make_model(auto_model, both_ways), measured_losses.make_samples(apart=False)
+        make_random_model(auto_model, both_ways), measured_losses.make_samples(apart=False)
     )
     leaking = measured_losses.measure("llama", both_ways, auto_model, own, "padding")
     assert leaking.refused.startswith("--model_name: with LlamaForCausalLM positions see the tokens that follow them")
