@@ -140,7 +140,7 @@ class _Plans:
         self._planned, self._card, self._passes = planned, card, RunPasses(planned, card, rows)
         self._memory: dict[Checkpointing, MemoryPlan] = {}
         self.alike = planned.empty.checkpointing.alike  # the same tiles in every choice
-        self.num_layers = len(list(planned.empty.checkpointing.of_layers(planned.adapted.base)))
+        self.num_layers = len(planned.adapted.layers)
 
     def model(self, checkpointing: Checkpointing) -> PlannedModel:
         return with_checkpointing(self._planned, checkpointing)
@@ -190,5 +190,5 @@ def has_room(planned: PlannedModel, memory: MemoryPlan) -> bool:
 
 def slowness(planned: PlannedModel, memory: MemoryPlan, seconds: Seconds) -> tuple[float, float]:
     """Sort key of candidates: seconds of a step, then the number of recomputed layers, parts of layers included."""
-    recomputed = sum(RECOMPUTED[mode] for _, mode in planned.empty.checkpointing.of_layers(planned.adapted.base))
+    recomputed = sum(RECOMPUTED[mode] for _, mode in planned.empty.checkpointing.of(planned.adapted.layers))
     return seconds(planned, memory) or 0.0, recomputed

@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 from configs.peft import LoraConfig
 from configs.run import RunConfig
-from policies.activations.checkpointing import Checkpointing, apply_activation_checkpointing
+from policies.activations.checkpointing import Checkpointing, checkpoint_layers
 from policies.activations.offloading import Offloaded, Offloading
 from policies.adapters.adapted_model import has_adapter
 from policies.compilation.layers import EagerFallback, compile_layers
@@ -146,7 +146,7 @@ def adapt_model(
         notes = (compute_in_float8(base, policies.float8),)
     # 4. activation checkpointing, inside each layer's forward: compiled code and the hooks of sharding go around it.
     # Tiles are inside of that: a layer is recomputed while its sharded weights are whole.
-    apply_activation_checkpointing(base, checkpointing)
+    checkpoint_layers(layers, checkpointing)
     # 5. compile, inside the hooks that sharding adds. Not in a plan: to ask for it takes torch seconds of imports
     if train.compile and compiled_loss is None:
         norms = find_outer_norms(base, layers)

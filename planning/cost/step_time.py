@@ -15,7 +15,7 @@ from planning.machines.hardware import Hardware
 from planning.model.planned_model import PlannedModel, gathered_in
 from policies.optimizers.build import steps_early
 from policies.optimizers.kind import kind_of
-from policies.wrapping import find_layers, outermost
+from policies.wrapping import outermost
 
 HIDDEN_SHARE = 0.35
 """Fraction of min(compute, communication) that overlaps. Collectives take multiprocessors
@@ -196,7 +196,7 @@ def _moving_seconds(planned: PlannedModel, computing: float, one_way: float) -> 
         computing: seconds of the micro-batch, forward and backward.
         one_way: seconds of the copies in one direction.
     """
-    share = planned.empty.num_offloaded / max(1, len(outermost(find_layers(planned.adapted.base))))
+    share = planned.empty.num_offloaded / max(1, len(outermost(planned.adapted.layers)))
     forward = computing / thirds(passes(planned))
     return max(0.0, one_way - share * forward) + max(0.0, one_way - share * (computing - forward))
 

@@ -96,7 +96,7 @@ def exchange_seconds(planned: PlannedModel, counts: BatchCounts, speeds: Speeds,
     total, size = 0.0, planned.resolved.policies.precision.compute_dtype.itemsize
     group = speeds.node if context.size <= ranks_per_node and speeds.node.size > 1 else speeds.world
     per_byte = (context.size - 1) / context.size * group.all_gather.seconds_per_byte * group.size / (group.size - 1)
-    modes = [mode for _, mode in planned.empty.checkpointing.of_layers(planned.adapted.base)]
+    modes = [mode for _, mode in planned.empty.checkpointing.of(planned.adapted.layers)]
     for layer, mode in zip(layer_configs(text), modes, strict=False):
         heads = layer.num_attention_heads
         key_heads = getattr(layer, "num_key_value_heads", None) or heads

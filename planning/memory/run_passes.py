@@ -21,7 +21,7 @@ from planning.model.planned_model import PlannedModel, with_checkpointing
 from policies.activations.host_pool import chunk_bytes
 from policies.loss.summed_loss import some_chunks
 from policies.tiling.tiles import some_tiles
-from policies.wrapping import find_layers, outermost
+from policies.wrapping import outermost
 from tasks.micro_batch import MicroBatch
 from utils.model_parts import vision_layers
 
@@ -121,7 +121,7 @@ def _mixed(planned: PlannedModel, alike: Mapping[str, PassBytes]) -> PassBytes:
     """
     checkpointing = planned.empty.checkpointing
     moving = {id(layer) for layer in layers_of(planned)[: planned.empty.num_offloaded]}
-    mode_of = {id(layer): mode for layer, mode in checkpointing.of_layers(planned.adapted.base)}
+    mode_of = {id(layer): mode for layer, mode in checkpointing.of(planned.adapted.layers)}
     alone = alike[checkpointing.mode]
     layers = [alike[mode_of[id(layer)]].layers[place] for place, (layer, _) in enumerate(alone.layers)]
     return replace(alone, layers=tuple((a, b.offloaded() if id(a) in moving else b) for a, b in layers))
@@ -132,7 +132,7 @@ def _measured_pass(
 ) -> PassBytes:
     model, train = planned.adapted.model, planned.config.train_config
     compiles = trains and bool(train.compile) and planned.empty.checkpointing.strongest == "off"
-    layers = outermost(find_layers(planned.adapted.base))
+    layers = outermost(planned.adapted.layers)
     seeing = vision_layers(planned.adapted.base, layers) if planned.resolved.policies.vision_as_written else []
     as_written = set(map(id, seeing))
     of_card = pass_on_meta(planned, card, num_rows, widths, rows, trains=trains)
@@ -158,7 +158,7 @@ def _moves(planned: PlannedModel) -> Literal["all", "input", "nothing"]:
 
 def layers_of(planned: PlannedModel) -> list[nn.Module]:
     """The layers that are in no other, in the order in which the model lists them."""
-    return outermost(find_layers(planned.adapted.base))[::-1]
+    return outermost(planned.adapted.layers)[::-1]
 
 
 def copies_on_host(use: PassBytes) -> int:

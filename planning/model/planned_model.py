@@ -9,7 +9,7 @@ from torch import nn
 
 from configs.run import RunConfig
 from planning.model.compiled_loss import compiled_cross_entropy
-from policies.activations.checkpointing import Checkpointing, apply_activation_checkpointing
+from policies.activations.checkpointing import Checkpointing, checkpoint_layers
 from policies.apply_policies import Adapted, adapt_model
 from policies.building import MetaModel, build_empty
 from policies.replicated_weights import gathered_units, replicated_weights
@@ -101,5 +101,5 @@ def with_replicated(planned: PlannedModel, num_layers: int) -> PlannedModel:
 
 def with_checkpointing(planned: PlannedModel, checkpointing: Checkpointing) -> PlannedModel:
     """The same model with other checkpointing. They share their modules, so only the last one returned may be used."""
-    apply_activation_checkpointing(planned.adapted.base, checkpointing)
+    checkpoint_layers(planned.adapted.layers, checkpointing)
     return replace(planned, empty=replace(planned.empty, checkpointing=checkpointing))

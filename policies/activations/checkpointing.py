@@ -86,13 +86,12 @@ class Checkpointing:
     def strongest(self) -> str:
         return self.modes[-1]
 
-    def of_layers(self, model: PreTrainedModel) -> Iterator[tuple[nn.Module, str]]:
-        """Each layer of a model that is not sharded yet, and its mode, in the order in which the model lists them."""
-        return self.of(find_layers(model))
-
     def of(self, layers: Sequence[nn.Module]) -> Iterator[tuple[nn.Module, str]]:
-        """The same of layers that were found before their model was sharded."""
-        # find_layers lists the last layer first.
+        """Each layer of a model, and its mode, in the order in which the model lists them.
+
+        Args:
+            layers: as `policies.wrapping.find_layers` returned them, the last one first.
+        """
         for place, layer in enumerate(reversed(layers)):
             yield layer, self.first if place < self.num_first else self.mode
 
@@ -169,13 +168,10 @@ def why_not_checkpointed(model: PreTrainedModel, train: TrainConfig) -> str | No
     return f"{type(model).__name__} does not support it"
 
 
-def apply_activation_checkpointing(model: PreTrainedModel, checkpointing: Checkpointing) -> None:
-    """Checkpoint each layer that has a mode other than `off`. A plan calls this again with other modes and tiles."""
-    checkpoint_layers(find_layers(model), checkpointing)
-
-
 def checkpoint_layers(layers: Sequence[nn.Module], checkpointing: Checkpointing) -> None:
     """Checkpoint layers, each as its mode says, and let their MLPs run in tiles if there are any.
+
+    A plan calls this again with other modes and tiles.
 
     Args:
         layers: as `policies.wrapping.find_layers` returned them, perhaps adapted and sharded since.
@@ -191,11 +187,12 @@ def checkpoint_layers(layers: Sequence[nn.Module], checkpointing: Checkpointing)
         # Uncovers the classes' forwards, in case an earlier call had put others before them.
         for part in (layer, *_with_products(layer)):
             part.__dict__.pop("forward", None)
-        if tiled_parts(layer):
+        has_tiles = bool(tiled_parts(layer))
+        if has_tiles:
             _checkpoint_around_tiles(layer, mode, forwards)
         elif mode != "off":
             layer.forward = MethodType(forwards[mode], layer)
-        _write_wide_inputs_once(layer, mode != "off" and not tiled_parts(layer))
+        _write_wide_inputs_once(layer, mode != "off" and not has_tiles)
 
 
 def _write_wide_inputs_once(layer: nn.Module, is_recomputed: bool) -> None:

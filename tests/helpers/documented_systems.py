@@ -34,7 +34,7 @@ from planning.memory.row_lengths import evenly_spread
 from planning.memory.run_memory import overhead_gib
 from planning.memory.sharded_bytes import add_statistics, local_parts
 from planning.memory.step_memory import StepMemory
-from policies.activations.checkpointing import Checkpointing, apply_activation_checkpointing
+from policies.activations.checkpointing import Checkpointing, checkpoint_layers
 from policies.adapters.apply import store_adapters
 from policies.quantization.choice import quantize_weights
 from policies.quantization.packing import Quantization
@@ -235,7 +235,7 @@ def _uses(
     casts_to = compute_dtype if compute_dtype not in (None, stored) else None
     base = model.get_base_model() if isinstance(model, peft.PeftModel) else model
     layers = outermost(find_layers(base))
-    apply_activation_checkpointing(base, Checkpointing("full" if act_ckpt == "yes" else "off"))
+    checkpoint_layers(find_layers(base), Checkpointing("full" if act_ckpt == "yes" else "off"))
 
     @functools.cache
     def of_width(width: int) -> PassBytes:

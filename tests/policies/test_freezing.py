@@ -12,9 +12,10 @@ from torch import nn
 from transformers import AutoModelForCausalLM
 
 from configs.flags import parse_flags
-from policies.activations.checkpointing import Checkpointing, apply_activation_checkpointing
+from policies.activations.checkpointing import Checkpointing, checkpoint_layers
 from policies.freezing import freeze_layers
 from policies.optimizers.build import build_optimizer
+from policies.wrapping import find_layers
 from tests.helpers import random_documents
 from tests.helpers.pairwise import keep_fast, slow_but
 from tests.helpers.processes import ProcessGroup
@@ -86,7 +87,7 @@ def test_what_is_frozen_reaches_no_optimizer(tiny_model: Path) -> None:
 def test_no_gradient_is_computed_below_the_first_layer_that_trains(mode: str, tiny_model: Path) -> None:
     model, base = adapted(tiny_model)
     freeze_layers(model, [base.get_decoder()], 1)
-    apply_activation_checkpointing(base, Checkpointing(mode))
+    checkpoint_layers(find_layers(base), Checkpointing(mode))
     learned: list[bool] = []
     for layer in base.model.layers:
         layer.register_forward_hook(lambda module, inputs, output: learned.append(output.requires_grad))

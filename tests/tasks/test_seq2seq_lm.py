@@ -16,11 +16,12 @@ from transformers.trainer_pt_utils import LabelSmoother
 from data.batches.counts import BatchCounts
 from data.batches.padding import PaddedWidth
 from data.sequences.tokenized import TokenSequence
-from policies.activations.checkpointing import Checkpointing, apply_activation_checkpointing
+from policies.activations.checkpointing import Checkpointing, checkpoint_layers
 from policies.loss.summed_loss import summed_cross_entropy, use_summed_loss
 from policies.quantization.choice import quantize_weights
 from policies.quantization.packing import Quantization
 from policies.quantization.quantized_linear import QuantizedLinear
+from policies.wrapping import find_layers
 from tasks.flops import Seq2SeqFlops
 from tasks.seq2seq_batches import Seq2SeqCollator, Seq2SeqMicroBatch
 from tasks.seq2seq_lm import FAMILIES, Seq2SeqLM
@@ -121,7 +122,7 @@ def test_recomputed_layers_and_a_batch_without_padding_change_nothing(family: st
     reference = make_model(family).train()
     model = copy.deepcopy(reference)
     use_summed_loss(model, TASK.backbone(model), 7, TASK.compute_logits)
-    apply_activation_checkpointing(model, Checkpointing("full"))
+    checkpoint_layers(find_layers(model), Checkpointing("full"))
     row = [[TokenSequence(np.arange(3, 19, dtype=np.int32), np.arange(3, 11, dtype=np.int32), 0)]]
     batch = collator(model)(row)
     assert batch.attention_mask is None

@@ -18,7 +18,7 @@ from planning.memory.device_kernels import Capability, KernelsOfCard
 from planning.memory.held_gradients import HeldGradients
 from planning.memory.layer_bytes import PassBytes
 from planning.memory.layer_memory import measure_pass
-from policies.activations.checkpointing import Checkpointing, apply_activation_checkpointing
+from policies.activations.checkpointing import Checkpointing, checkpoint_layers
 from policies.adapters.expert_products import use_grouped_factors
 from policies.adapters.lora_layers import use_lean_forward
 from policies.experts.forward import compute_by_products
@@ -83,7 +83,7 @@ def build(
         use_lean_forward(model)
         compute_by_products(base)
         use_grouped_factors(base)
-    apply_activation_checkpointing(base, Checkpointing(checkpointing))
+    checkpoint_layers(find_layers(base), Checkpointing(checkpointing))
     return model.train(), layers
 
 
@@ -170,7 +170,7 @@ def test_dropout_on_a_gpu_keeps_a_byte_per_element() -> None:
 def test_code_around_tiles_holds_the_gradients_that_came_in(monkeypatch: pytest.MonkeyPatch) -> None:
     def peak() -> int:
         model, layers = build("llama", "meta", adapters=True, checkpointing="full")
-        apply_activation_checkpointing(model.base_model.model, Checkpointing("full", tile_tokens=16))
+        checkpoint_layers(find_layers(model.base_model.model), Checkpointing("full", tile_tokens=16))
         compute, inputs = loss_of(model, LLAMA, "meta")
         with KernelsOfCard((9, 0), answer=True):
             found = measure_pass(model, layers, compute, inputs, around_tiles=True)

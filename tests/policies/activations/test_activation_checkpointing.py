@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM
 from configs.flags import parse_flags
 from policies.activations.checkpointing import (
     Checkpointing,
-    apply_activation_checkpointing,
+    checkpoint_layers,
     checkpointing_mode,
     draws_random_numbers,
     is_attention,
@@ -26,6 +26,7 @@ from policies.activations.checkpointing import (
 )
 from policies.adapters.lora_layers import use_lean_forward
 from policies.loss.summed_loss import use_summed_loss
+from policies.wrapping import find_layers
 from tasks.causal_lm import CausalLM
 from tests.helpers.small_configs import SMALL, VOCAB
 from utils.errors import ConfigError
@@ -71,7 +72,7 @@ def make_model(mode: str, *, name: str = "Llama", lora: bool = False, backend: A
         targets = ["q_proj", "v_proj"] if name == "Llama" else ["c_attn"]
         model = peft.get_peft_model(model, peft.LoraConfig(r=4, lora_dropout=0.1, target_modules=targets))
         use_lean_forward(model)
-    apply_activation_checkpointing(causal_lm, CHOICES[mode])
+    checkpoint_layers(find_layers(causal_lm), CHOICES[mode])
     if backend:
         for layer in causal_lm.model.layers:
             layer.compile(backend=backend, fullgraph=True)
@@ -134,8 +135,8 @@ def test_selective_computes_less_again_than_full(lora: bool) -> None:
 def test_the_first_layers_are_the_ones_that_are_other_than_the_rest_and_a_plan_may_try_others() -> None:
     model: Any = AutoModelForCausalLM.from_config(MODELS["Llama"])
     first, second = model.model.layers
-    apply_activation_checkpointing(model, CHOICES["selective"])
-    apply_activation_checkpointing(model, CHOICES["full in 1, else off"])
+    checkpoint_layers(find_layers(model), CHOICES["selective"])
+    checkpoint_layers(find_layers(model), CHOICES["full in 1, else off"])
     assert "forward" in vars(first)
     assert "forward" not in vars(second)
     assert str(CHOICES["full in 1, else off"]) == "full in the first layer, off in the others"

@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 import finetuning
 import policies.activations.offloading
 from configs.flags import parse_flags
-from policies.activations.checkpointing import Checkpointing, apply_activation_checkpointing
+from policies.activations.checkpointing import Checkpointing, checkpoint_layers
 from policies.activations.host_pool import CHUNK_BYTES, PAGE_BYTES, HostPool
 from policies.activations.offloading import Offloading, num_offloaded
 from policies.activations.transfers import HostTransfers, StreamTransfers, Transfers, transfers_for
@@ -100,7 +100,7 @@ def make_model(
 ) -> Any:
     torch.manual_seed(0)
     model: Any = AutoModelForCausalLM.from_config(LlamaConfig(**SMALL | {"num_hidden_layers": NUM_LAYERS}))
-    apply_activation_checkpointing(model, mode)
+    checkpoint_layers(find_layers(model), mode)
     layers = find_layers(model)
     if backend is not None:
         for layer in layers:

@@ -22,13 +22,14 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import AttentionInterface, AutoModelForCausalLM
 
 from configs.flags import parse_flags
-from policies.activations.checkpointing import Checkpointing, apply_activation_checkpointing
+from policies.activations.checkpointing import Checkpointing, checkpoint_layers
 from policies.attention import flash_attention_4 as flash
 from policies.attention.choice import BY_FLASH_4, choose_attention, rows_that_need_offsets
 from policies.attention.functions import attention_by_flash_4, attention_by_offsets
 from policies.compilation.layers import compile_layers
 from policies.loss.summed_loss import use_summed_loss
 from policies.mixed_precision import Precision
+from policies.wrapping import find_layers
 from tasks.causal_batches import CausalMicroBatch, Collator
 from tasks.causal_lm import CausalLM
 from tests.helpers.flash_attention_4 import StandIn, agreeing_where_it_works, has_kernels, install
@@ -76,7 +77,7 @@ def make_learner(name: str, attention: Any, checkpointing: str = "off") -> Any:
     AttentionInterface.register(BY_FLASH_4, attention)
     model = make_model(name, BY_FLASH_4)
     use_summed_loss(model, TASK.backbone(model), 0, TASK.compute_logits)
-    apply_activation_checkpointing(model, Checkpointing(checkpointing))
+    checkpoint_layers(find_layers(model), Checkpointing(checkpointing))
     return model
 
 

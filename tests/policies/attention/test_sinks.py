@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM
 from configs.flags import parse_flags
 from data.sequences.tokenized import TokenSequence
 from data.tokens.labels import IGNORE_INDEX
-from policies.activations.checkpointing import Checkpointing, apply_activation_checkpointing
+from policies.activations.checkpointing import Checkpointing, checkpoint_layers
 from policies.attention import sinks
 from policies.attention.choice import BY_OFFSETS, choose_attention, keep_documents_apart, rows_that_need_offsets
 from policies.attention.flash_attention_4 import NO_WINDOW, flash_attention_4
@@ -23,6 +23,7 @@ from policies.attention.functions import attention_by_offsets
 from policies.attention.packing_leaks import check_packing_isolates
 from policies.loss.summed_loss import use_summed_loss
 from policies.mixed_precision import Precision
+from policies.wrapping import find_layers
 from tasks.causal_batches import Collator
 from tasks.causal_lm import CausalLM
 from tests.helpers.flash_attention_4 import has_kernels
@@ -233,7 +234,7 @@ class Calls(TorchDispatchMode):
 @pytest.mark.parametrize(("mode", "num_calls"), [("selective", 2), ("full", 4)])
 def test_selective_checkpointing_keeps_the_output_and_full_computes_it_again(mode: str, num_calls: int) -> None:
     model = make_model("gpt_oss", BY_OFFSETS)
-    apply_activation_checkpointing(model, Checkpointing(mode))
+    checkpoint_layers(find_layers(model), Checkpointing(mode))
     use_summed_loss(model, TASK.backbone(model), 0, TASK.compute_logits)
     with Calls() as calls:
         loss_and_gradients(model, Collator(packing=True, padding_id=0, offsets="shared")([make_documents([7, 5])]))

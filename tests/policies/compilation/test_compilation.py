@@ -24,7 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 from planning.model.compiled_loss import compiled_cross_entropy
-from policies.activations.checkpointing import Checkpointing, apply_activation_checkpointing
+from policies.activations.checkpointing import Checkpointing, checkpoint_layers
 from policies.compilation.layers import (
     RECOMPILE_LIMIT,
     CompilationError,
@@ -37,6 +37,7 @@ from policies.compilation.layers import (
 from policies.loss.compiled_cross_entropy import compile_cross_entropy
 from policies.loss.summed_loss import summed_cross_entropy, use_summed_loss
 from policies.optimizers.compiled_adamw import CompiledAdamW
+from policies.wrapping import find_layers
 from tasks.causal_lm import CausalLM
 from tests.helpers.causal_models import make_batch, make_model
 from tests.helpers.checkpoints import with_lora
@@ -146,7 +147,7 @@ def test_one_graph_serves_all_layers_with_adapters_and_none_trains_what_is_froze
     wanted = trained(with_lora(make_model("llama")).get_base_model(), None)
     torch._dynamo.reset()
     base = with_lora(make_model("llama")).get_base_model()
-    apply_activation_checkpointing(base, recomputed)
+    checkpoint_layers(find_layers(base), recomputed)
     compile_layers(list(base.model.layers), widths_vary=True)
     before = num_compiled()
     found = trained(base, None)

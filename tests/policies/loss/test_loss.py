@@ -13,8 +13,9 @@ import transformers
 from torch.utils.flop_counter import FlopCounterMode
 
 from data.tokens.labels import shift_left
-from policies.activations.checkpointing import Checkpointing, apply_activation_checkpointing
+from policies.activations.checkpointing import Checkpointing, checkpoint_layers
 from policies.loss.summed_loss import summed_cross_entropy, use_summed_loss
+from policies.wrapping import find_layers
 from tasks.causal_lm import CausalLM
 from tests.helpers.causal_models import CONFIGS, make_batch, make_model, reference_loss
 from tests.helpers.small_configs import SMALL, VOCAB
@@ -135,7 +136,7 @@ def test_recomputed_layers_change_neither_loss_nor_gradients(name: str) -> None:
     model = copy.deepcopy(reference)
     for each in (reference, model):
         use_summed_loss(each, TASK.backbone(each), 7, TASK.compute_logits)
-    apply_activation_checkpointing(model, Checkpointing("full"))
+    checkpoint_layers(find_layers(model), Checkpointing("full"))
     batch = make_batch()
     wanted, loss = TASK.summed_loss(reference, batch), TASK.summed_loss(model, batch)
     wanted.backward()

@@ -14,12 +14,13 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from benchmarks.runs.shapes import SHAPES
 from configs.flags import parse_flags
 from data.batches.padding import PaddedWidth
-from policies.activations.checkpointing import Checkpointing, apply_activation_checkpointing
+from policies.activations.checkpointing import Checkpointing, checkpoint_layers
 from policies.mixed_precision import resolve_precision
 from policies.quantization.float8 import Float8, compute_in_float8, computed_in_bf16, resolve_float8, store_in_float8
 from policies.quantization.float8_linear import GRADIENTS, ROWWISE, TENSORWISE, WEIGHTS, FrozenFloat8Linear
 from policies.quantization.packing import Quantization
 from policies.sharding import Layout
+from policies.wrapping import find_layers
 from tests.helpers.kept_by_compiled import compiled_layer
 from utils.device import DeviceFacts
 from utils.errors import ConfigError
@@ -137,7 +138,7 @@ def small_llama(recipe: Recipe | None, checkpointing: str = "off") -> Any:
         float8 = resolved("--pure_bf16", "--float8", recipe, device=CPU)
         assert float8 is not None
         compute_in_float8(model, float8)
-    apply_activation_checkpointing(model, Checkpointing(checkpointing))
+    checkpoint_layers(find_layers(model), Checkpointing(checkpointing))
     return model
 
 

@@ -17,7 +17,7 @@ from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_fun
 
 from data.batches.counts import BatchCounts
 from data.sequences.tokenized import TokenSequence
-from policies.activations.checkpointing import Checkpointing, apply_activation_checkpointing
+from policies.activations.checkpointing import Checkpointing, checkpoint_layers
 from policies.compilation.layers import compile_layers
 from policies.loss.summed_loss import use_summed_loss
 from policies.routing.coefficient import check_routers, resolve_coefficient
@@ -194,7 +194,7 @@ def test_recomputed_layers_count_once(mode: str) -> None:
     model, batch = make_model(), padded(rows())
     routing, loss = watched(model)
     wanted, shares = gradients(model, routing, loss, [batch]), routing.shares.clone()
-    apply_activation_checkpointing(model, Checkpointing(mode))
+    checkpoint_layers(find_layers(model), Checkpointing(mode))
     routing.shares.fill_(NUM_CHOSEN / NUM_EXPERTS)
     assert_close(gradients(model, routing, loss, [batch]), wanted)
     assert torch.equal(routing.shares, shares)
@@ -209,7 +209,7 @@ def test_one_graph_serves_all_compiled_layers_and_counts_in_training_and_evaluat
         model = make_model()
         model.set_experts_implementation("batched_mm")  # grouped products of transformers 5.17 do not compile on a CPU
         routing, loss = watched(model)
-        apply_activation_checkpointing(model, Checkpointing(mode))
+        checkpoint_layers(find_layers(model), Checkpointing(mode))
         counter = CompileCounterWithBackend("aot_eager")
         if compiles:
             compile_layers(find_layers(model), widths_vary=True)

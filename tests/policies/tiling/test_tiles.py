@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM
 from benchmarks.families.published import read_published
 from data.batches.counts import BatchCounts
 from planning.memory.live_bytes import LiveBytes
-from policies.activations.checkpointing import MODES, Checkpointing, apply_activation_checkpointing
+from policies.activations.checkpointing import MODES, Checkpointing, checkpoint_layers
 from policies.adapters.lora_layers import use_lean_forward
 from policies.compilation.layers import compile_layers
 from policies.loss.summed_loss import use_summed_loss
@@ -41,7 +41,7 @@ TILE = 16  # of batches of 6 rows, up to 23 tokens wide: several tiles, and a sh
 
 def tiled(model: Any, tokens: int, mode: str = "full") -> Any:
     """The model, in tiles of so many tokens; 0: as it is."""
-    apply_activation_checkpointing(model, Checkpointing(mode, tile_tokens=tokens))
+    checkpoint_layers(find_layers(model), Checkpointing(mode, tile_tokens=tokens))
     assert all(bool(tiled_parts(layer)) == bool(tokens) for layer in find_layers(model))
     return model
 
