@@ -32,7 +32,7 @@ from planning.memory.memory_plan import MemoryPlan
 from planning.memory.row_lengths import RowLengths
 from planning.memory.run_memory import memory_of
 from planning.memory.run_passes import RunPasses
-from planning.model.planned_model import PlannedModel, with_checkpointing
+from planning.model.planned_model import PlannedModel, layers_and_modes, with_checkpointing
 from policies.activations.checkpointing import Checkpointing, why_not_checkpointed
 from tasks.flops import shares_of_experts
 
@@ -190,5 +190,5 @@ def has_room(planned: PlannedModel, memory: MemoryPlan) -> bool:
 
 def slowness(planned: PlannedModel, memory: MemoryPlan, seconds: Seconds) -> tuple[float, float]:
     """Sort key of candidates: seconds of a step, then the number of recomputed layers, parts of layers included."""
-    recomputed = sum(RECOMPUTED[mode] for _, mode in planned.empty.checkpointing.of(planned.adapted.layers))
+    recomputed = sum(RECOMPUTED[mode] for _, mode in layers_and_modes(planned))
     return seconds(planned, memory) or 0.0, recomputed

@@ -13,8 +13,8 @@ from planning.machines.cards import Card
 from planning.memory.memory_plan import MemoryPlan
 from planning.memory.row_lengths import RowLengths
 from planning.memory.run_memory import memory_of
-from planning.memory.run_passes import RunPasses, copies_on_host, layers_of
-from planning.model.planned_model import PlannedModel
+from planning.memory.run_passes import RunPasses, copies_on_host
+from planning.model.planned_model import PlannedModel, layers_of
 from utils.units import GIB
 
 

@@ -21,8 +21,8 @@ from planning.machines.cards import Card
 from planning.memory.memory_plan import MemoryPlan
 from planning.memory.row_lengths import RowLengths
 from planning.memory.run_memory import memory_of
-from planning.memory.run_passes import RunPasses, layers_of
-from planning.model.planned_model import PlannedModel, replicated_in, with_checkpointing, with_replicated
+from planning.memory.run_passes import RunPasses
+from planning.model.planned_model import PlannedModel, layers_of, replicated_in, with_checkpointing, with_replicated
 from utils.units import readable
 
 Chosen = tuple[PlannedModel, MemoryPlan, tuple[str, ...]]

@@ -12,10 +12,9 @@ from planning.cost.step_work import MicroBatchWork, OptimizerWork, optimizer_wor
 from planning.cost.traffic import Traffic, exchange_seconds, seconds_per_step
 from planning.machines.group_speeds import Speeds
 from planning.machines.hardware import Hardware
-from planning.model.planned_model import PlannedModel, gathered_in
+from planning.model.planned_model import PlannedModel, gathered_in, layers_of
 from policies.optimizers.build import steps_early
 from policies.optimizers.kind import kind_of
-from policies.wrapping import outermost
 
 HIDDEN_SHARE = 0.35
 """Fraction of min(compute, communication) that overlaps. Collectives take multiprocessors
@@ -196,7 +195,7 @@ def _moving_seconds(planned: PlannedModel, computing: float, one_way: float) -> 
         computing: seconds of the micro-batch, forward and backward.
         one_way: seconds of the copies in one direction.
     """
-    share = planned.empty.num_offloaded / max(1, len(outermost(planned.adapted.layers)))
+    share = planned.empty.num_offloaded / max(1, len(layers_of(planned)))
     forward = computing / thirds(passes(planned))
     return max(0.0, one_way - share * forward) + max(0.0, one_way - share * (computing - forward))
 

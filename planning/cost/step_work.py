@@ -23,7 +23,7 @@ from torch import nn
 from data.batches.counts import BatchCounts
 from planning.cost.kernel_rates import KernelRates
 from planning.model.float8_weights import float8_weights
-from planning.model.planned_model import PlannedModel, gathered_in
+from planning.model.planned_model import PlannedModel, gathered_in, layers_and_modes
 from policies.attention.choice import WITHOUT_MASKS
 from policies.optimizers.build import state_bytes
 from policies.optimizers.kind import kind_of
@@ -256,7 +256,7 @@ def optimizer_work(planned: PlannedModel) -> OptimizerWork:
 
 def _share_of_layers(planned: PlannedModel, *modes: str) -> float:
     """The fraction of the repeated layers that have one of these modes."""
-    of_layers = [mode for _, mode in planned.empty.checkpointing.of(planned.adapted.layers)]
+    of_layers = [mode for _, mode in layers_and_modes(planned)]
     return sum(mode in modes for mode in of_layers) / max(1, len(of_layers))
 
 
@@ -266,7 +266,7 @@ def _matrices_of_layers(planned: PlannedModel) -> tuple[dict[int, str], set[int]
     Inner layers come last: they are in the layers that hold them, too.
     """
     mode_of, last = dict[int, str](), set[int]()
-    for layer, mode in planned.empty.checkpointing.of(planned.adapted.layers):
+    for layer, mode in layers_and_modes(planned):
         mode_of |= {id(parameter): mode for parameter in layer.parameters() if parameter.dim() > 1}
         of_adapters = _modules_of_adapters(layer)
         modules = [m for m in layer.modules() if m not in of_adapters]

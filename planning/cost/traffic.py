@@ -12,7 +12,7 @@ from torch import nn
 from data.batches.counts import BatchCounts
 from planning.machines.group_speeds import Speeds
 from planning.model.float8_weights import float8_weights
-from planning.model.planned_model import PlannedModel, gathered_in, replicated_in
+from planning.model.planned_model import PlannedModel, gathered_in, layers_and_modes, replicated_in
 from policies.apply_policies import Policies
 from policies.context_parallel.exchange import repeats_of_keys
 from policies.direct_collectives import why_not_reduced
@@ -96,7 +96,7 @@ def exchange_seconds(planned: PlannedModel, counts: BatchCounts, speeds: Speeds,
     total, size = 0.0, planned.resolved.policies.precision.compute_dtype.itemsize
     group = speeds.node if context.size <= ranks_per_node and speeds.node.size > 1 else speeds.world
     per_byte = (context.size - 1) / context.size * group.all_gather.seconds_per_byte * group.size / (group.size - 1)
-    modes = [mode for _, mode in planned.empty.checkpointing.of(planned.adapted.layers)]
+    modes = [mode for _, mode in layers_and_modes(planned)]
     for layer, mode in zip(layer_configs(text), modes, strict=False):
         heads = layer.num_attention_heads
         key_heads = getattr(layer, "num_key_value_heads", None) or heads

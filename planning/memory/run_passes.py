@@ -8,7 +8,6 @@ from functools import cached_property
 from typing import Literal, NamedTuple
 
 import torch
-from torch import nn
 
 from planning.machines.cards import Card
 from planning.memory.generation_memory import GenerationBytes, bytes_of_generation
@@ -17,11 +16,10 @@ from planning.memory.layer_memory import measure_pass
 from planning.memory.meta_pass import pass_on_meta
 from planning.memory.row_lengths import RowLengths
 from planning.memory.sharded_bytes import add_statistics
-from planning.model.planned_model import PlannedModel, with_checkpointing
+from planning.model.planned_model import PlannedModel, layers_and_modes, layers_of, with_checkpointing
 from policies.activations.host_pool import chunk_bytes
 from policies.loss.summed_loss import some_chunks
 from policies.tiling.tiles import some_tiles
-from policies.wrapping import outermost
 from tasks.micro_batch import MicroBatch
 from utils.model_parts import vision_layers
 
@@ -121,7 +119,7 @@ def _mixed(planned: PlannedModel, alike: Mapping[str, PassBytes]) -> PassBytes:
     """
     checkpointing = planned.empty.checkpointing
     moving = {id(layer) for layer in layers_of(planned)[: planned.empty.num_offloaded]}
-    mode_of = {id(layer): mode for layer, mode in checkpointing.of(planned.adapted.layers)}
+    mode_of = {id(layer): mode for layer, mode in layers_and_modes(planned)}
     alone = alike[checkpointing.mode]
     layers = [alike[mode_of[id(layer)]].layers[place] for place, (layer, _) in enumerate(alone.layers)]
     return replace(alone, layers=tuple((a, b.offloaded() if id(a) in moving else b) for a, b in layers))
@@ -132,11 +130,11 @@ def _measured_pass(
 ) -> PassBytes:
     model, train = planned.adapted.model, planned.config.train_config
     compiles = trains and bool(train.compile) and planned.empty.checkpointing.strongest == "off"
-    layers = outermost(planned.adapted.layers)
+    layers = layers_of(planned)
     seeing = vision_layers(planned.adapted.base, layers) if planned.resolved.policies.vision_as_written else []
     as_written = set(map(id, seeing))
     of_card = pass_on_meta(planned, card, num_rows, widths, rows, trains=trains)
-    with some_tiles(model), some_chunks(model), of_card as (batch, loss):
+    with some_tiles(model), some_chunks(planned.adapted.base), of_card as (batch, loss):
         return measure_pass(
             model,
             layers,
@@ -154,11 +152,6 @@ def _moves(planned: PlannedModel) -> Literal["all", "input", "nothing"]:
     if not planned.config.train_config.activation_offloading:
         return "nothing"
     return "all" if planned.empty.checkpointing.strongest == "off" else "input"
-
-
-def layers_of(planned: PlannedModel) -> list[nn.Module]:
-    """The layers that are in no other, in the order in which the model lists them."""
-    return outermost(planned.adapted.layers)[::-1]
 
 
 def copies_on_host(use: PassBytes) -> int:

@@ -14,6 +14,7 @@ from policies.apply_policies import Adapted, adapt_model
 from policies.building import MetaModel, build_empty
 from policies.replicated_weights import gathered_units, replicated_weights
 from policies.sharding import Accumulation, choose_accumulation
+from policies.wrapping import outermost
 from ranks.environment import Environment
 from resolving.resolved import Resolved
 
@@ -90,6 +91,16 @@ def replicated_in(planned: PlannedModel) -> list[nn.Parameter]:
 def gathered_in(planned: PlannedModel) -> list[nn.Module]:
     """The units that are gathered one at a time; the root gathers the rest."""
     return gathered_units(planned.adapted.units, replicated_in(planned))
+
+
+def layers_of(planned: PlannedModel) -> list[nn.Module]:
+    """The layers that are in no other, in the order in which the model lists them."""
+    return outermost(planned.adapted.layers)[::-1]
+
+
+def layers_and_modes(planned: PlannedModel) -> list[tuple[nn.Module, str]]:
+    """Each layer and how it is checkpointed, in the order in which the model lists them."""
+    return list(planned.empty.checkpointing.of(planned.adapted.layers))
 
 
 def with_replicated(planned: PlannedModel, num_layers: int) -> PlannedModel:

@@ -17,8 +17,7 @@ def loss_with_gradients(
     logits_of: Callable[[torch.Tensor], torch.Tensor],
     loss_of: Callable[[torch.Tensor, Any], torch.Tensor],
     loss_grad: float | None,
-    *,
-    num_left_out: int = 0,
+    left_out: range = range(0),
 ) -> torch.Tensor:
     """The summed loss of all chunks. Its gradients are computed here, for `hidden` and for all that the head trains.
 
@@ -32,14 +31,13 @@ def loss_with_gradients(
         loss_of: logits, targets -> fp32 scalar.
         loss_grad: the gradient of the loss that `backward` will bring. If it brings another one, one of the gradients
             becomes NaN. None: not known; `backward` multiplies gradients by it, which rounds them once more.
-        num_left_out: chunks, after the second, whose gradients get room but no values: a plan needs no more.
+        left_out: places of chunks, not of the first, whose gradients get room but no values.
 
     Returns:
         fp32 scalar. It has one backward pass; another one, or a second derivative, raises RuntimeError.
     """
     sums, losses, leaves = _GradientSums(), list[torch.Tensor](), list[torch.Tensor]()
     hidden_grads: list[torch.Tensor] = []
-    left_out = range(2, 2 + num_left_out)
     for place, (part, targets) in enumerate(chunks):
         if place in left_out:
             hidden_grads += [torch.empty_like(part)] if hidden.requires_grad else []

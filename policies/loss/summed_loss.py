@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, NamedTuple, Protocol
@@ -24,6 +24,7 @@ from policies.compilation.layers import compilation_named
 from policies.loss.distillation import summed_divergence
 from policies.loss.head_gradients import loss_with_gradients
 from policies.loss.objectives import Objective, loss_by_objective, token_losses
+from policies.only_some import only_some
 
 
 class PositionsError(RuntimeError):
@@ -89,27 +90,19 @@ class WantedTokens(NamedTuple):
 
 @dataclass
 class LossChunks:
-    """How the loss of a model is cut: the model's `loss_chunks`."""
+    """The chunks of a model's loss: its `loss_chunks`, if it is a sum over tokens."""
 
-    tokens: int  # whose logits are held at a time; 0: all
     only_some: bool = False  # see `some_chunks`
 
+    def left_out(self, number: int) -> range:
+        """The places of those, of so many, that are not computed."""
+        return range(2, number - 2) if self.only_some else range(0)
 
-@contextmanager
-def some_chunks(model: nn.Module) -> Iterator[None]:
-    """Inside this context a sum computes four chunks, two at each end; room is made for the gradients of all.
 
-    A plan of memory needs no others, as it needs few tiles (`policies.tiling.tiles.some_tiles`). Two at the end, since
-    the last one may be smaller than the others.
-    """
-    parts: list[Any] = [part for part in model.modules() if hasattr(part, "loss_chunks")]
-    for part in parts:
-        part.loss_chunks.only_some = True
-    try:
-        yield
-    finally:
-        for part in parts:
-            part.loss_chunks.only_some = False
+def some_chunks(model: PreTrainedModel) -> AbstractContextManager[None]:
+    """Inside this context a sum computes four chunks, two at each end: the last one may be smaller than the others."""
+    chunks: LossChunks | None = getattr(model, "loss_chunks", None)
+    return only_some([] if chunks is None else [chunks])
 
 
 def use_summed_loss(
@@ -155,7 +148,7 @@ def use_summed_loss(
             if targets have one; the rest is cross-entropy.
         cross_entropy: computes what `summed_cross_entropy` does; compiled, it reads and writes a chunk's logits once.
     """
-    own_forward, decoder, cut = model.forward, _Backbone(backbone[-1]), LossChunks(chunk_size)
+    own_forward, decoder, cut = model.forward, _Backbone(backbone[-1]), LossChunks()
     model.loss_chunks = cut  # type: ignore[assignment]
     in_training: dict[str, Any] = {"label_smoothing": label_smoothing, "by_probability": by_probability}
     # The logits of routers, for a loss that is not computed there (policies/routing/), would only be kept.
@@ -205,7 +198,7 @@ def use_summed_loss(
             if model.training
             else WantedTokens(targets)
         )
-        size = cut.tokens or max(1, targets.numel())  # an empty micro-batch has no targets; split() needs 1 at least
+        size = chunk_size or max(1, targets.numel())  # an empty micro-batch has no targets; split() needs 1 at least
         chunks = list(zip(hidden.split(size, dim=1), wanted.split(size), strict=True))
         plain = [(inputs, part.ids) for inputs, part in chunks]
         if top_k:
@@ -216,10 +209,10 @@ def use_summed_loss(
         with compilation_named("the cross-entropy", "--compile"):
             if objective is not None:
                 return loss_by_objective(hidden, plain, logits_of, cross_entropy, objective, loss_grad)
-            left_out = chunks[2:-2] if cut.only_some else []
+            left_out = cut.left_out(len(chunks))
             if torch.is_grad_enabled():
-                return loss_with_gradients(hidden, chunks, logits_of, loss_of, loss_grad, num_left_out=len(left_out))
-            chunks = [*chunks[:2], *chunks[-2:]] if left_out else chunks
+                return loss_with_gradients(hidden, chunks, logits_of, loss_of, loss_grad, left_out)
+            chunks = [chunk for place, chunk in enumerate(chunks) if place not in left_out]
             if reduction == "figures":
                 return torch.stack([_figures(logits_of(inputs), part, loss_of) for inputs, part in chunks]).sum(0)
             return torch.stack([loss_of(logits_of(inputs), part) for inputs, part in chunks]).sum()

@@ -15,7 +15,7 @@ once, and DistributedDataParallel sees it once. Sums of half-precision gradients
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from types import MethodType
 from typing import Any
@@ -27,6 +27,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from configs.adaptation import FLOAT8_MULTIPLE
+from policies.only_some import only_some
 from policies.routing.balancing import WatchedRouter, of_tokens
 from policies.tiling.finding import find_norms, find_token_parts, is_norm
 from utils.errors import RunError
@@ -62,21 +63,9 @@ def set_tiles(layers: Sequence[nn.Module], tokens: int) -> None:
         one.tokens = tokens
 
 
-@contextmanager
-def some_tiles(model: nn.Module) -> Iterator[None]:
-    """Inside this context three tiles of a batch are computed, the first two and the last, and all are allocated.
-
-    A plan of memory needs no others: a tile takes what the one before it took, and leaves nothing. Half a million
-    tokens are hundreds of tiles.
-    """
-    parts = _parts_with_tiles(model)
-    for part in parts:
-        part.tiles.only_some = True
-    try:
-        yield
-    finally:
-        for part in parts:
-            part.tiles.only_some = False
+def some_tiles(model: nn.Module) -> AbstractContextManager[None]:
+    """Inside this context three tiles of a batch are computed, the first two and the last, and all are allocated."""
+    return only_some([part.tiles for part in _parts_with_tiles(model)])
 
 
 def tiled_parts(layer: nn.Module) -> list[nn.Module]:

@@ -234,8 +234,9 @@ def _uses(
     stored = next(p.dtype for p in model.parameters() if p.requires_grad)
     casts_to = compute_dtype if compute_dtype not in (None, stored) else None
     base = model.get_base_model() if isinstance(model, peft.PeftModel) else model
-    layers = outermost(find_layers(base))
-    checkpoint_layers(find_layers(base), Checkpointing("full" if act_ckpt == "yes" else "off"))
+    every_layer = find_layers(base)
+    layers = outermost(every_layer)
+    checkpoint_layers(every_layer, Checkpointing("full" if act_ckpt == "yes" else "off"))
 
     @functools.cache
     def of_width(width: int) -> PassBytes:

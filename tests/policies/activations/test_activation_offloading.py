@@ -100,8 +100,8 @@ def make_model(
 ) -> Any:
     torch.manual_seed(0)
     model: Any = AutoModelForCausalLM.from_config(LlamaConfig(**SMALL | {"num_hidden_layers": NUM_LAYERS}))
-    checkpoint_layers(find_layers(model), mode)
     layers = find_layers(model)
+    checkpoint_layers(layers, mode)
     if backend is not None:
         for layer in layers:
             layer.compile(backend=backend, fullgraph=True)

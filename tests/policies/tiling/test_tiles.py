@@ -41,8 +41,9 @@ TILE = 16  # of batches of 6 rows, up to 23 tokens wide: several tiles, and a sh
 
 def tiled(model: Any, tokens: int, mode: str = "full") -> Any:
     """The model, in tiles of so many tokens; 0: as it is."""
-    checkpoint_layers(find_layers(model), Checkpointing(mode, tile_tokens=tokens))
-    assert all(bool(tiled_parts(layer)) == bool(tokens) for layer in find_layers(model))
+    layers = find_layers(model)
+    checkpoint_layers(layers, Checkpointing(mode, tile_tokens=tokens))
+    assert all(bool(tiled_parts(layer)) == bool(tokens) for layer in layers)
     return model
 
 
